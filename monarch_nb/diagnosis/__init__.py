@@ -1,11 +1,11 @@
-"""Why a mesh makes no progress, or which rank holds the others up.
+"""Diagnosis of a mesh that makes no progress, and of ranks that hold the others up.
 
 monarch.diagnose()                      # of all calls under way
 monarch.diagnose(trainers).findings[0]  # kind, ranks, the line of your program, and a sentence
 abort(trainers)                         # ends the calls that the findings explain; the processes live on
 stragglers(trainers)                    # which ranks are slow, and in what
 compare_memory(trainers)                # which ranks use more memory than others
-compare_replicas(trainers)              # which ranks have other parameters than the rest
+compare_replicas(trainers)              # which ranks' parameters differ from the rest
 with monarch.watch(trainers) as found:  # where the first NaN comes from
     ...
 """

@@ -40,12 +40,12 @@ from monarch_nb.wire import Verb, agent_of, counted, kind_of
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
-SECOND_LOOK_S = 1.5  # a process that has answered the first look answers within that, or is too busy
+SECOND_LOOK_S = 1.5  # for a process that has answered the first look; later it counts as too busy
 LOOKS_APART_S = 0.4  # a rank that works has moved by then
 DEFAULT_TIMEOUT_S = 5.0
-ASLEEP_S = 1.0  # that a process is observed which does not answer, before it is said to sleep
-AWAKE = 0.1  # of the time, that it uses a processor otherwise
-MOST_NOTED = 2  # findings in the errors of calls
+ASLEEP_S = 1.0  # for which an unresponsive process is observed before it is reported as asleep
+AWAKE = 0.1  # the least share of the time in which a process that is awake uses a processor
+MOST_NOTED = 2  # findings in the error of a call
 
 
 def diagnose(
@@ -55,7 +55,7 @@ def diagnose(
 
     Looks twice at every process of a mesh, or without one of all meshes with calls under way: the endpoints that run,
     their stacks, and the newest collective of each process group of torch.distributed (from PyTorch's flight recorder,
-    which older releases do not have for gloo). Changes nothing and interrupts nobody. Blocks for half a second, or up
+    which older releases do not have for gloo). Changes and interrupts nothing. Blocks for half a second, or up
     to `timeout` seconds where ranks do not answer. Raises TypeError for a value that is not a mesh, ValueError for a
     `timeout` that is not positive.
     """
@@ -66,8 +66,8 @@ def abort(mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None, timeout: 
     """Diagnoses as `diagnose` does, and ends the calls of this process that ranks with findings hold up.
 
     The calls fail with CallAbortedError, which says why. Their ranks are interrupted and freed from collectives, and
-    the process groups that they waited in are given up on all ranks: the next call makes them anew in the same
-    processes. Without a finding nothing is ended. Blocks 2 s longer than `diagnose`, and raises the same.
+    the process groups that they waited in are abandoned on all ranks: the next call creates them again in the same
+    processes. Without a finding nothing is ended. Blocks 2 s longer than `diagnose`, and raises the same errors.
     """
     diagnoses = _diagnosed(mesh, timeout)
     overall, runtime = merged([diagnosis for _, diagnosis in diagnoses]), current_runtime()
@@ -99,7 +99,7 @@ def _ended_text(ended: Sequence[str], silent: Sequence[str]) -> str:
 def _diagnosed(
     mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None", timeout: float
 ) -> list[tuple[ProcState, Diagnosis]]:
-    """Looks at all meshes that are meant at once; blocks."""
+    """Diagnoses one mesh, or all meshes with calls under way, at once; blocks."""
     if not timeout > 0:
         raise ValueError(f"timeout={timeout} is not a positive number of seconds")
     runtime = current_runtime()
@@ -109,7 +109,7 @@ def _diagnosed(
 
 
 def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
-    """One diagnosis of several meshes."""
+    """Merges the diagnoses of several meshes into one."""
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     inspected = "; ".join(diagnosis.inspected for diagnosis in diagnoses)
     return Diagnosis(by_certainty(findings), inspected or "there are no meshes")
@@ -118,9 +118,9 @@ def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
 def diagnosing(
     runtime: Runtime, procs: ProcState, timeout: float = DEFAULT_TIMEOUT_S, patience: float = LONG_S
 ) -> Future[Diagnosis]:
-    """`diagnose` of one mesh of processes, without blocking.
+    """Diagnoses one mesh of processes without blocking.
 
-    For `patience` seconds others have to wait before anything is said of a rank that may well work.
+    A rank that may well be working is reported only after others have waited for `patience` seconds.
     """
     diagnosis: Future[Diagnosis] = pending_future(describe=lambda: "looking for ranks that hold others up")
 
@@ -130,7 +130,7 @@ def diagnosing(
     def judge_both(before: dict[int, Evidence], after: dict[int, Evidence]) -> None:
         try:
             evidence = _evidence(runtime, procs, before, after, first, second)
-            calls = [call for call in evidence.calls if call.missing == missing.get(call.call)]  # others answer yet
+            calls = [call for call in evidence.calls if call.missing == missing.get(call.call)]  # no new answers
             findings = judge(replace(evidence, calls=calls, patience=patience))
             for call in _calls_of(runtime, procs):
                 call.finding = "; ".join(finding.line for finding in findings[:MOST_NOTED])
@@ -160,7 +160,7 @@ class _Samples:
         self.requested_at = 0.0  # monotonic
 
     def of(self, rank: int) -> ProcSample:
-        """The sample of one process."""
+        """Returns the sample of one process."""
         return self._by_address.get(self._procs.address(rank), ProcSample("", math.nan))
 
     def take(self, answered: Collection[int], within: float, callback: Callable[[], None]) -> None:
@@ -192,7 +192,7 @@ class _Samples:
 
 
 def meshes_of(runtime: Runtime, mesh: object) -> list[ProcState]:
-    """The processes of a mesh; for None all meshes of processes with calls under way, or all where there are none.
+    """Returns the processes of a mesh; for None all proc meshes with calls under way, or all if there are none.
 
     Raises TypeError for a value that is not a mesh, RuntimeError for a mesh that was stopped.
     """
@@ -213,7 +213,7 @@ def meshes_of(runtime: Runtime, mesh: object) -> list[ProcState]:
 def answers_of(
     runtime: Runtime, meshes: Iterable[ProcState], verb: Verb[Q, R], body: Q, within: float
 ) -> list[tuple[ProcState, dict[int, R]]]:
-    """Asks all processes of meshes at once. Blocks until they have answered, or for so many seconds."""
+    """Asks all processes of meshes at once. Blocks until they have answered, or for at most `within` seconds."""
     requests = []
     for procs in meshes:
         answers: Future[dict[int, R]] = pending_future(describe=lambda: f"ranks have not answered {verb.name}")
@@ -249,7 +249,7 @@ def _procs_of(mesh: object) -> ProcState:
 
 
 def _ask(runtime: Runtime, procs: ProcState, within: float, done: Callable[[dict[int, Evidence]], None]) -> None:
-    """Passes the evidence of all processes of a mesh that answer in time to `done`, by base rank."""
+    """Passes the evidence of the processes of a mesh that answer in time to `done`, by base rank."""
     ranks = list(procs.region.ndslice)
     ask_ranks(runtime, procs, ranks, INSPECT, Inspect(), lambda by_rank, _: done(by_rank), within=within)
 
@@ -290,8 +290,7 @@ def _evidence(
 
 
 def _sleeps(runtime: Runtime, address: str, rank: int, first: _Samples, second: _Samples) -> bool:
-    """Whether a process has not answered for long, and uses next to no processor time; threads that wait for the GIL
-    use some."""
+    """Returns whether a long unresponsive process uses next to no processor time; threads awaiting the GIL use some."""
     since = runtime.part(ProcessWatcher).unresponsive.get(address, math.inf)
     used, passed = second.of(rank).processor - first.of(rank).processor, second.requested_at - first.requested_at
     return time.time() - since >= LONG_S and passed >= ASLEEP_S and used < AWAKE * passed
@@ -303,7 +302,7 @@ def _states(state: MeshState) -> tuple[dict[int, str], dict[int, str]]:
 
 
 def _inspected(procs: ProcState, by_rank: dict[int, Evidence]) -> str:
-    """A text that says what was inspected, and what is not recorded."""
+    """Describes what was inspected, and what is not recorded."""
     running = sum(bool(evidence.running) for evidence in by_rank.values())
     text = f"{counted(len(by_rank), 'process')} of {procs.name}, {running} of them running something"
     unrecorded = [rank for rank, evidence in by_rank.items() if is_in_unrecorded(evidence)]

@@ -1,4 +1,4 @@
-"""`compare_replicas(mesh)` and `ReplicaWatch`: which ranks have other parameters than the rest, and since when."""
+"""`compare_replicas(mesh)` and `ReplicaWatch`: which ranks' parameters differ from the rest, and since when."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ _CALL = f"__import__({_RANK!r}, fromlist=['tensor_sums']).tensor_sums({{holder}}
 
 
 def compare_replicas(mesh: "ActorMesh[Any] | ProcMesh", timeout: float = DEFAULT_TIMEOUT_S) -> Diagnosis:
-    """Finds out which ranks have other parameters, or other states of their optimizers, than the rest.
+    """Finds out which ranks' parameters, or states of their optimizers, differ from the rest.
 
     Each rank of an actor mesh sums up the tensors of its modules and optimizers, those in its attributes and in lists
     and dicts there; for a mesh of processes, those of cells. Parameters in DistributedDataParallel, and distributed
@@ -60,7 +60,7 @@ def _holder(mesh: AnyMesh) -> str:
 
 
 def judge_sums(mesh: str, region: Region, by_rank: "Mapping[int, Sequence[TensorSum]]") -> tuple[Finding, ...]:
-    """The ranks whose tensors differ from those of the majority, those that are certain first. Pure.
+    """Returns findings about ranks whose tensors differ from the majority's, the certain ones first. Pure.
 
     Without a majority all ranks are named, if the tensors are to be equal. Tensors that need not be equal are compared
     only where most ranks have the same ones: else each rank has a part of its own.
@@ -111,14 +111,14 @@ def _norms(sums: "Iterable[TensorSum]") -> str:
     return ", ".join([*norms][:4]) + (", …" if len(norms) > 4 else "")
 
 
-# -- while it is watched -----------------------------------------------------------------------------------------------
+# -- during a watch ----------------------------------------------------------------------------------------------------
 
 
 class ReplicaWatch:
-    """Compares replicas after steps of an optimizer while it is entered; `diagnosis` is there once it is left.
+    """Compares replicas after steps of an optimizer while it is entered; `diagnosis` is set on exit.
 
     Each rank sums up its parameters and optimizer states, as `compare_replicas` does, after every `every` steps of the
-    first optimizer that its actor, or its cells, use; in long runs after fewer and fewer ones, 128 at most. A finding
+    first optimizer that its actor, or its cells, use; in long runs less and less often, 128 times at most. A finding
     says since which step ranks have differed. Raises TypeError for a value that is not a mesh of actors or of
     processes, ValueError if `every` is not positive.
     """
@@ -133,7 +133,7 @@ class ReplicaWatch:
         self.diagnosis = Diagnosis((), "nothing yet")
 
     def __enter__(self) -> "ReplicaWatch":
-        """Begins on all ranks, after what they run now. Blocks until then.
+        """Begins on all ranks after the endpoints or cells that they run now. Blocks until then.
 
         Raises RuntimeError where PyTorch is not installed.
         """
@@ -143,7 +143,7 @@ class ReplicaWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends on all ranks, compares what they had, and adds the first finding to an error of the watched code."""
+        """Ends on all ranks, compares their sums, and adds the first finding to an error of the watched code."""
         histories, notes = self._ranks.end(DEFAULT_TIMEOUT_S, "what it had")
         steps = max((history.readings[-1].step for history in histories.values()), default=0)
         text = f"{counted(len(histories), 'rank')} of {self._ranks.state.name} in {counted(steps, 'step')}"
@@ -159,7 +159,7 @@ class ReplicaWatch:
 
 
 def judge_histories(mesh: str, region: Region, histories: "Mapping[int, ReplicaHistory]") -> tuple[Finding, ...]:
-    """The ranks that differ, at the first step at which some do. Pure."""
+    """Returns findings about the ranks that differ at the first step at which any do. Pure."""
     readings = {rank: {reading.step: reading for reading in history.readings} for rank, history in histories.items()}
     common = sorted(set[int].intersection(*map(set, readings.values()))) if readings else []
     before: int | None = None

@@ -30,9 +30,9 @@ _READINGS = 128  # of a watch; beyond it, every other one is dropped, and half a
 
 @dataclass(frozen=True)
 class TensorSum:
-    """A tensor of one rank. Replicas have the same `path` and `part`, and are equal where their `checksum` is.
+    """A tensor of one rank. Replicas have the same `path` and `part`, and are equal if their `checksum` is.
 
-    `part` is where in a distributed tensor it lies, "" for whole ones. `is_replica` is False where nothing says that
+    `part` is its position in a distributed tensor, "" for whole ones. `is_replica` is False where nothing says that
     other ranks have the same: neither DistributedDataParallel nor the placement of a distributed tensor.
     """
 
@@ -40,13 +40,13 @@ class TensorSum:
     part: str
     is_replica: bool
     checksum: int
-    norm: float  # of the elements, NaN for those that are no numbers
+    norm: float  # of the elements; NaN if they are not numbers
 
 
 def tensor_sums(holder: object) -> list[TensorSum]:
-    """The checksums of the parameters, buffers and optimizer states that an actor or a namespace holds.
+    """Returns the checksums of the parameters, buffers and optimizer states that an actor or a namespace holds.
 
-    With them those of PyTorch's generators of random numbers.
+    The checksums of PyTorch's random number generators are included.
     """
     attributes = holder if isinstance(holder, dict) else vars(holder)
     items = [pair for name, value in tuple(attributes.items()) for pair in _search(str(name), value, 0)]
@@ -62,7 +62,7 @@ def tensor_sums(holder: object) -> list[TensorSum]:
             if id(parameter) not in names:
                 names[id(parameter)] = f"{path}.{name}", replicated
                 sums += _sums(f"{path}.{name}", parameter, replicated)
-        # Ranks may rightly differ in what follows: it is a suspicion, and only where most of them are equal.
+        # Ranks may rightly differ in the rest: a suspicion, and only where most of them are equal.
         for name, buffer in inner.named_buffers():
             if id(buffer) not in names:
                 names[id(buffer)] = f"{path}.{name}", False
@@ -78,7 +78,7 @@ def tensor_sums(holder: object) -> list[TensorSum]:
 
 
 def _generator_sums() -> Iterator[TensorSum]:
-    """The states of PyTorch's generators of random numbers, on the CPU and on this rank's GPU."""
+    """Yields the checksums of PyTorch's random number generators, on the CPU and on this rank's GPU."""
     yield from _sums("PyTorch's random numbers", torch.get_rng_state(), False)
     cuda: Any = torch.cuda
     if cuda.is_initialized():
@@ -95,7 +95,7 @@ def _optimizer_sums(path: str, optimizer: Optimizer, names: Mapping[int, tuple[s
 
 
 def _search(path: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
-    """Modules and optimizers, with their paths."""
+    """Yields modules and optimizers with their paths."""
     if isinstance(value, (nn.Module, Optimizer)):
         yield path, value
     elif depth < _DEPTH and isinstance(value, (dict, list, tuple)):
@@ -121,9 +121,9 @@ def _sums(path: str, tensor: torch.Tensor, replicated: bool) -> Iterator[TensorS
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """A number of 64 bits that is the same for the same bits in the same order, on every device.
+    """Returns a number of 64 bits that is the same for the same bits in the same order, on every device.
 
-    The sum of all elements as integers, each times an odd number of its own; the arithmetic is modulo 2**64, so that
+    It is the sum of all elements as integers, each times an odd number of its own, modulo 2**64, so that
     the order of summation does not matter.
     """
     if tensor.is_complex():
@@ -134,7 +134,7 @@ def checksum(tensor: torch.Tensor) -> int:
         chunk = words[begin : begin + _CHUNK].to(torch.int64)
         weights = torch.arange(begin, begin + chunk.numel(), device=chunk.device).mul_(2).add_(1)
         weights.mul_(0x9E3779B97F4A7C15 - _WORD)  # odd, so that each element counts in full
-        total += int((chunk * weights).sum().item())  # no change in place: of int64 it may be the tensor itself
+        total += int((chunk * weights).sum().item())  # not in place: an int64 chunk may be the tensor itself
     return (total + words.numel()) % _WORD
 
 
@@ -162,11 +162,11 @@ class ReplicaReading:
 class ReplicaHistory:
     """The sums of one rank after steps. The last reading is that at the end of the watch."""
 
-    tensors: tuple[tuple[TensorSum, ...], ...]  # different ones, where a model was made meanwhile; their first sums
+    tensors: tuple[tuple[TensorSum, ...], ...]  # several where a model was made meanwhile; their first sums
     readings: tuple[ReplicaReading, ...]
 
     def sums(self, reading: ReplicaReading) -> list[TensorSum]:
-        """The tensors of a reading, with its sums."""
+        """Returns the tensors of a reading with its sums."""
         return [
             TensorSum(tensor.path, tensor.part, tensor.is_replica, checksum, norm)
             for tensor, checksum, norm in zip(
@@ -176,7 +176,7 @@ class ReplicaHistory:
 
 
 class ReplicaSums:
-    """Sums up what a holder has after steps of the first optimizer that makes some on this thread."""
+    """Sums up the tensors of a holder after steps of the first optimizer that is used on this thread."""
 
     def __init__(self, every: int, holder: object) -> None:
         self._every, self._holder = every, holder
@@ -209,7 +209,7 @@ class ReplicaSums:
         self._readings.append(ReplicaReading(self._steps, [*self._tensors].index(names), checksums, norms))
 
     def end(self) -> ReplicaHistory:
-        """Ends it. Returns what was summed up."""
+        """Ends the readings and returns their history."""
         self._hook.remove()
         self._read()
         return ReplicaHistory(tuple(self._tensors.values()), tuple(self._readings))

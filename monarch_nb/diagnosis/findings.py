@@ -27,7 +27,7 @@ UNRECORDED = (
 
 @dataclass(frozen=True)
 class Finding:
-    """The reason why ranks of a mesh hold others up.
+    """A reason why ranks of a mesh hold others up.
 
     `ranks` are base ranks of `mesh`, a mesh of processes. `source` is the line of the user's program, as `file:line`,
     "" where none is known. `sure` is False for a suspicion: the evidence allows another explanation. `waiting_on` is
@@ -43,12 +43,12 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The text, which a suspicion begins with "perhaps"."""
+        """The text; that of a suspicion begins with "perhaps"."""
         return f"perhaps: {self.text}" if self.is_suspicion else self.text
 
     @property
     def is_suspicion(self) -> bool:
-        """Whether the text may be wrong; that others wait for a rank is a fact, also where it is no fault."""
+        """True if the text may be wrong; that others wait for a rank is a fact, though it may be no fault."""
         return not self.sure and self.kind != "waiting_on"
 
 
@@ -77,12 +77,12 @@ class Diagnosis:
 
 
 def names_of(region: Region, ranks: Iterable[int]) -> str:
-    """Base ranks as people call them: "gpus=0-2"."""
+    """Returns the names of base ranks in messages: "gpus=0-2"."""
     return places_of(region, ranks) or "the only rank"
 
 
 def by_certainty(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The certain ones first."""
+    """Returns findings with the certain ones first."""
     return tuple(sorted(findings, key=lambda finding: not finding.sure))
 
 

@@ -1,8 +1,8 @@
-"""Gradients that are not finite, noticed at an optimizer's step without a request: a rank reports them once.
+"""Detection, without a request, of gradients that are not finite at an optimizer's step: a rank reports them once.
 
-PyTorch runs a hook before each step of every optimizer. It reads a few numbers of a gradient, near the first and near
-the last parameter in turns: a NaN of the loss, or of any layer, is in the gradients of the layers before it. On GPUs,
-where reading would wait for what the GPU still does, and in steps that are compiled, it does nothing; `watch` checks
+PyTorch runs a hook before each step of every optimizer. The hook reads a few numbers of a gradient near the first and
+last parameters in turns: a NaN of the loss, or of any layer, is in the gradients of the layers before it. On GPUs,
+where reading would wait for the kernels under way, and in compiled steps, the hook does nothing; `watch` checks
 every operation. If the parameters are still finite after the step, the next one is watched.
 """
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 MOST = 4096  # numbers of a gradient that are read
 FIRST = 100  # steps of an optimizer, which are all checked
-INTERVAL_S = 0.05  # between later checks at least: shorter steps would feel their cost
-CHOSEN_AGAIN = 100  # checks after which it chooses gradients again: parameters come and go
-ENDS = 8  # parameters at either end, of which that with the smallest gradient is read
+INTERVAL_S = 0.05  # least interval between later checks, which would slow down shorter steps
+CHOSEN_AGAIN = 100  # checks after which the gradients are chosen again: parameters may change
+ENDS = 8  # parameters at either end, among which the smallest gradient is read
 FRAMES = 40  # of the callers of a step, which are searched for its loss
 
 
 def install() -> None:
-    """Has optimizers be watched once the program imports them."""
+    """Has optimizers watched once the program imports them."""
     when_imported("torch.optim.optimizer", _watch)
 
 
@@ -50,7 +50,7 @@ class _Steps:
 
     def __init__(self) -> None:
         self.number = 0
-        self.next_check = 0.0  # no earlier, in seconds of `monotonic`
+        self.next_check = 0.0  # earliest time, in seconds of `monotonic`
         self.checks = 0
         self.read: tuple[Any, ...] = ()
 
@@ -65,7 +65,7 @@ class _GradientCheck:
         self._bad: _BadStep | None = None
 
     def before(self, optimizer: "Optimizer", args: object, kwargs: object) -> None:
-        """Before a step. Never raises: the program is not to fail because of it."""
+        """Checks the gradients before a step. Never raises, so that the program does not fail because of it."""
         if self._has_reported or self._torch.compiler.is_compiling() or current.get() is None:
             if self._bad is not None and self._bad.before_next(optimizer):
                 self._bad = None
@@ -80,13 +80,13 @@ class _GradientCheck:
                 if now < steps.next_check:
                     return
                 steps.next_check = now + INTERVAL_S
-            if getattr(optimizer, "found_inf", None) is None:  # no scaler of gradients has checked them
+            if getattr(optimizer, "found_inf", None) is None:  # unless a gradient scaler has checked them
                 self._check(optimizer, steps)
         except Exception:
-            self._has_reported = True  # tensors of a kind that cannot be read so
+            self._has_reported = True  # tensors of a kind that cannot be read this way
 
     def after(self, optimizer: "Optimizer", args: object, kwargs: object) -> None:
-        """After a step. Never raises."""
+        """Counts a step, and continues the report of bad gradients. Never raises."""
         if self._bad is not None:
             self._bad.after(optimizer)
 
@@ -109,9 +109,9 @@ class _GradientCheck:
 
 
 class _BadStep:
-    """Reports gradients that are not finite after the step that they are for, and watches the next one.
+    """Reports gradients that are not finite after their step, and watches the next step.
 
-    It is watched unless the step has spoiled the parameters, as it does if nothing has clipped or left them out.
+    The next step is watched only if the parameters are still finite: if the gradients were clipped or left out.
     """
 
     def __init__(self, optimizer: "Optimizer", number: int, text: str) -> None:
@@ -121,7 +121,7 @@ class _BadStep:
         self._watch: StepWatch | None = None
 
     def after(self, optimizer: "Optimizer") -> None:
-        """After a step of any optimizer. Never raises."""
+        """Reports after a step of any optimizer, once. Never raises."""
         if self._is_reported or not self._concerns(optimizer):
             return
         self._is_reported = True
@@ -135,11 +135,11 @@ class _BadStep:
                 if self._watch is not None:
                     advice = "The parameters are still finite, and the next step is watched."
         except Exception:
-            self._watch = None  # tensors of a kind that cannot be read so
+            self._watch = None  # tensors of a kind that cannot be read this way
         sys.stderr.write(f"monarch: {self._text}. {advice}\n")
 
     def before_next(self, optimizer: "Optimizer") -> bool:
-        """Before a later step of any optimizer. Returns whether there is nothing more to do."""
+        """Ends the watch before a later step of any optimizer. Returns whether there is nothing more to do."""
         if self._watch is None or not self._concerns(optimizer):
             return self._is_reported and self._watch is None
         if not self._watch.end():
@@ -165,7 +165,7 @@ def _is_readable(grad: Any) -> bool:
 
 
 def _is_finite(grad: Any) -> bool:
-    """Whether a few numbers of a gradient are finite."""
+    """Returns whether a few numbers of a gradient are finite."""
     local = _local(grad)
     if local.numel() > MOST:
         local = local.flatten()[:: local.numel() // MOST]
@@ -173,11 +173,11 @@ def _is_finite(grad: Any) -> bool:
 
 
 def _is_sum_finite(tensor: Any) -> bool:
-    return math.isfinite(tensor.sum(dtype=sys.modules["torch"].float64).item())  # in which no finite numbers overflow
+    return math.isfinite(tensor.sum(dtype=sys.modules["torch"].float64).item())  # finite numbers do not overflow in it
 
 
 def _local(tensor: Any) -> Any:
-    """The part of a distributed tensor that this rank has, without asking the others."""
+    """Returns this rank's part of a distributed tensor, without communication."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
@@ -191,8 +191,7 @@ def _line(frame: FrameType) -> str:
 
 
 def _about_loss(frame: FrameType | None) -> str:
-    """Whether the loss of this rank is finite, as the variables of those who call the step say: the gradients may have
-    come from other ranks."""
+    """Says whether this rank's loss, found in its callers' variables, is finite: another rank's may be the cause."""
     tensor = sys.modules["torch"].Tensor
     for _ in range(FRAMES):
         if frame is None:

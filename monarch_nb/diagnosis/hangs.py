@@ -1,4 +1,4 @@
-"""Looks for the reason why a call makes no progress while a thread waits for it, without being asked."""
+"""Search for the reason why a call makes no progress while a thread waits for it, without a request."""
 
 import sys
 import threading
@@ -11,11 +11,11 @@ from monarch_nb.runtime import Future, MeshState, Runtime, WaitObserver, proc_st
 from monarch_nb.wire import harmless
 
 WITHOUT_PROGRESS_S = 10.0  # until the reason is looked for
-AGAIN_S, MOST_AGAIN_S = 5.0, 20.0  # until the next look, at first and in the end: a call may rightly take hours
+AGAIN_S, MOST_AGAIN_S = 5.0, 20.0  # until the next look, at first and finally: a call may rightly take hours
 
 
 class HangNotes:
-    """Findings about one call, which other threads look for."""
+    """Findings about one call, collected by other threads."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -26,7 +26,7 @@ class HangNotes:
         self._findings: Sequence[Finding] = ()
 
     def findings(self, state: MeshState, missing: Sequence[int]) -> Sequence[Finding]:
-        """The findings about a call that waits for these base ranks; none while ranks still answer. Does not block."""
+        """Returns the findings about a call that awaits these base ranks; none while ranks answer. Does not block."""
         now = time.monotonic()
         if (current := frozenset(missing)) != self._missing:
             self._missing, self._since, self._pause, self._findings = current, now, AGAIN_S, ()
@@ -46,11 +46,11 @@ class HangNotes:
 
 
 class HangReport(WaitObserver):
-    """Writes findings that are sure to stderr, each once a wait: for scripts and prompts that have no cells."""
+    """Writes sure findings to stderr, each once a wait, for scripts and prompts without cells."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._thread = threading.local()  # the call that it waits for, its notes, and what was written
+        self._thread = threading.local()  # the awaited call, its notes, and the texts that were written
 
     def tick(self, future: Future[object], seconds: float) -> None:
         """Looks for findings, and writes new ones."""

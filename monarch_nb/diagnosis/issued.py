@@ -1,4 +1,4 @@
-"""Where the operations of a sharded tensor's mesh were issued: lines and modules, which only the controller knows."""
+"""Lines and modules that issued the operations on a mesh of sharded tensors, which only the controller knows."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ MOST = 1 << 20  # operations whose lines are known
 
 
 class _Site(tuple[CodeType, int]):
-    """A call site, with the module in which it was, or whose backward it is."""
+    """A call site, with the module that ran there, or whose backward pass it belongs to."""
 
     module = ""
     is_backward = False
@@ -37,7 +37,7 @@ class Origin(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of memory that the operation makes."""
+        """The kind of memory that the operation allocates."""
         return BACKWARD if self.backward else ACTIVATIONS if self.module else OTHER
 
 
@@ -63,21 +63,21 @@ class IssuedOperations:
         self._observe(self._note_issued, self._note_sent, joined)
 
     def end(self) -> None:
-        """Ends, as often as it is called."""
+        """Ends; may be called several times."""
         if self._modules is not None:
             self._modules.end()
             self._modules = None
             self._observe(None, self._note_sent, lambda: None)
 
     def located(self, event: NonFinite | None) -> NonFinite | None:
-        """The event with the line and the module that issued its operation, if they are known."""
+        """Returns the event with the line and the module that issued its operation, if they are known."""
         if event is None or event.issued is None:
             return event
         origin = self.origin(event.issued)
         return event if origin is None else replace(event, **origin._asdict())
 
     def origin(self, issued: tuple[int, int]) -> "Origin | None":
-        """Where the operation with this number of a stream was issued, if it was from `begin` on."""
+        """Returns the origin of the operation with this number of a stream; None if it was issued before `begin`."""
         stream, number = issued
         for of_stream, first, sites in self._sent:
             if of_stream == stream and first <= number < first + len(sites):

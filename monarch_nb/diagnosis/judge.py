@@ -1,8 +1,8 @@
 """The verdict: which ranks hold others up, from two looks at every process. Pure; `collector` collects the evidence.
 
-A rank that has not begun the collective in which others wait is named with the line it is at, unless it waits for
-others itself: then these are. It is blamed for sure only if it did nothing between the two looks, and others have
-waited for longer than they do at other times. Silence is better than a wrong accusation.
+A rank that has not begun the collective in which others wait is named with its line, unless it waits for others
+itself: then those are named. A finding is sure only if the rank did nothing between the two looks, and others have
+waited for longer than usual. No finding is better than a wrong one.
 """
 
 import os
@@ -16,18 +16,18 @@ from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.findings import Finding, Kind, by_certainty
 from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, NewestCollective, StackLine
 
-COMPUTES_S = 0.002  # processor time between two looks: a thread that waits uses less, also one that polls now and then
+COMPUTES_S = 0.002  # processor time between two looks: a thread that waits uses less, even if it polls now and then
 HELPS_S = 0.02  # the same, of other threads and processes that a rank waits for
-BUSY = 10  # times between two looks that other threads stop running: those that merely watch over something do so less
-WOKEN = 3  # times between two looks: data come, though little
-LONG_S = 3.0  # of waiting, before anything is said: ranks that save or evaluate are back by then, as a rule
-PAUSES = 2.0  # times the longest pause between two collectives, before a rank that does nothing is blamed for sure
+BUSY = 10  # times between two looks that other threads stop running: fewer for threads that only monitor
+WOKEN = 3  # wakeups between two looks: data arrive, though little
+LONG_S = 3.0  # of waiting before a finding: ranks that save or evaluate have usually finished by then
+PAUSES = 2.0  # times the longest pause between two collectives, before a finding about an idle rank is sure
 # Functions in C in which a program waits for a collective; on a GPU also those that read a tensor.
 _WAITS = frozenset(
     {"", "wait", "wait_tensor", "barrier", "monitored_barrier", "synchronize", "item", "tolist", "cpu", "numpy", "to"}
 )
-_COLLECTIVES = "/torch/distributed/distributed_c10d.py"  # the module whose functions they are
-# Operations whose inputs are alike on all ranks.
+_COLLECTIVES = "/torch/distributed/distributed_c10d.py"  # the module that defines collectives
+# Operations whose inputs have the same types and shapes on all ranks.
 _ALIKE = ("all_reduce", "broadcast", "reduce", "barrier", "_all_gather_base", "_allgather_base")
 
 
@@ -51,12 +51,12 @@ class Procs:
     before: Mapping[int, Evidence]
     after: Mapping[int, Evidence]
     calls: Sequence[UnansweredCall] = ()
-    patience: float = LONG_S  # that others have waited before anything is said of a rank that may well work
+    patience: float = LONG_S  # for which others have waited before a rank that may well be working is reported
     where: Callable[[Iterable[int]], str] = field(default=lambda ranks: f"ranks {sorted(ranks)}")
 
 
 def judge(procs: Procs) -> tuple[Finding, ...]:
-    """Returns the findings about one mesh, the certain ones first; none where nothing waits for anything."""
+    """Returns the findings about one mesh, the certain ones first; none if no rank waits."""
     ended = [*_ended(procs), *_locked(procs)]
     findings = [*ended, *_collectives(procs, {rank for finding in ended for rank in finding.ranks})]
     findings += _unrecorded(procs, {rank for finding in findings for rank in finding.ranks})
@@ -112,7 +112,7 @@ def _ended(procs: Procs) -> Iterator[Finding]:
 
 
 def _locked(procs: Procs) -> Iterator[Finding]:
-    """Ranks with threads that wait for each other's locks, and have not run between the two looks."""
+    """Yields findings about threads that wait for each other's locks, and have not run between the two looks."""
     alike: dict[tuple[str, str], list[int]] = {}
     for rank, evidence in procs.after.items():
         circle = evidence.circle
@@ -127,7 +127,7 @@ def _locked(procs: Procs) -> Iterator[Finding]:
 
 
 def _waiting(procs: Procs) -> str:
-    """Ranks that wait in a collective, of which some members have not answered."""
+    """Names the ranks that wait in a collective of which some members have not answered; "" if there are none."""
     by_rank = {evidence.rank: base for base, evidence in procs.after.items() if evidence.rank >= 0}
     for key in dict.fromkeys(key for evidence in procs.after.values() for key in evidence.groups):
         members = [by_rank[member] for member in key.members if member in by_rank]
@@ -146,20 +146,20 @@ def _waiting(procs: Procs) -> str:
 
 
 class _Group(NamedTuple):
-    """A process group: what its members have begun last, and who waits."""
+    """A process group: the newest collectives of its members, and the members that wait."""
 
     key: GroupKey
     begun: Mapping[int, NewestCollective | None]  # by base rank, of the members that answered
     waiting: Mapping[int, NewestCollective]
 
     def is_late(self, rank: int, number: int) -> bool:
-        """Whether a member has not begun the collective of that number."""
+        """Returns whether a member has not begun the collective of that number."""
         newest = self.begun.get(rank)
         return rank in self.begun and (newest is None or newest.number < number)
 
     @property
     def late(self) -> dict[int, set[int]]:
-        """The members that have not begun the collective of a number, by the numbers in which others wait."""
+        """The members that have not begun a collective in which others wait, by its number."""
         numbers = {collective.number for collective in self.waiting.values()}
         return {number: {rank for rank in self.begun if self.is_late(rank, number)} for number in numbers}
 
@@ -168,7 +168,7 @@ _UNKNOWN = -1  # in place of members that did not answer
 
 
 def _collectives(procs: Procs, ended: Set[int]) -> Iterator[Finding]:
-    """Who holds up those that wait in collectives. `ended` are ranks that findings explain already."""
+    """Yields findings about ranks that hold others up in collectives. `ended` are ranks with findings already."""
     by_rank = {evidence.rank: base for base, evidence in procs.after.items() if evidence.rank >= 0}
     groups = [
         _group(procs, key, [by_rank[member] for member in key.members if member in by_rank])
@@ -184,7 +184,7 @@ def _collectives(procs: Procs, ended: Set[int]) -> Iterator[Finding]:
     yield from _late(procs, groups, culprits)
     silent = {rank for peers in awaited.values() for rank in peers} - culprits - awaited.keys() - pending - explained
     yield from _silent(procs, awaited, silent)
-    # Those who wait for one of these are explained; the rest, if there is one, waits for itself.
+    # Ranks that wait for one of these are explained; the others, if any, wait for each other.
     ends = {*explained, *culprits, *silent, *(rank for rank in pending if not awaited.get(rank))}
     while more := {rank for rank, peers in awaited.items() if peers & ends} - ends:
         ends |= more
@@ -206,7 +206,7 @@ def _group(procs: Procs, key: GroupKey, members: Sequence[int]) -> _Group:
 
 
 def _awaited(procs: Procs, groups: Sequence[_Group], by_rank: Mapping[int, int]) -> dict[int, set[int]]:
-    """The ranks for which each rank waits."""
+    """Returns the ranks for which each rank waits."""
     awaited: dict[int, set[int]] = {}
     for group in groups:
         unknown = {_UNKNOWN} if len(group.begun) < group.key.size else set[int]()
@@ -221,7 +221,7 @@ def _awaited(procs: Procs, groups: Sequence[_Group], by_rank: Mapping[int, int])
 
 
 def _circle(awaited: Mapping[int, Set[int]]) -> list[int]:
-    """Ranks that wait for each other, be it through others."""
+    """Returns ranks that wait for each other, directly or through others."""
     reached: dict[int, set[int]] = {}
     for first in awaited:
         reach, queue = reached.setdefault(first, set()), [first]
@@ -236,21 +236,21 @@ def _circle(awaited: Mapping[int, Set[int]]) -> list[int]:
 
 
 def _in_collectives(procs: Procs) -> Iterator[int]:
-    """Ranks that wait in some collective."""
+    """Yields the ranks that wait in some collective."""
     for rank, evidence in procs.after.items():
         if any(collective.is_pending and _is_in_wait(evidence, collective) for collective in evidence.collectives):
             yield rank
 
 
 def _receiving(procs: Procs) -> Iterator[int]:
-    """Ranks that wait for a message of another."""
+    """Yields the ranks that wait for a message of another rank."""
     for rank, evidence in procs.after.items():
         if (running := _running(evidence)) and running.peers:
             yield rank
 
 
 def _is_in_wait(evidence: Evidence, collective: NewestCollective) -> bool:
-    """Whether the thread that has begun a collective waits for it, rather than does something else meanwhile."""
+    """Returns whether the thread that has begun a collective waits for it, rather than doing other work meanwhile."""
     for running in evidence.running:
         if running.thread == collective.thread and running.lines:
             return "/torch/" in running.lines[0].file.replace(os.sep, "/") or running.callee in _WAITS
@@ -262,7 +262,7 @@ def _newest(evidence: Evidence, key: GroupKey) -> NewestCollective | None:
 
 
 def _has_moved(procs: Procs, rank: int, key: GroupKey) -> bool:
-    """Whether a rank was in another collective of the group at the first look."""
+    """Returns whether a rank was in another collective of the group at the first look."""
     if rank not in procs.before:
         return True
     before, after = (_newest(look[rank], key) for look in (procs.before, procs.after))
@@ -270,13 +270,13 @@ def _has_moved(procs: Procs, rank: int, key: GroupKey) -> bool:
 
 
 def _has_left(procs: Procs, rank: int, running: EndpointRun) -> bool:
-    """Whether a rank was elsewhere at the first look."""
+    """Returns whether a rank ran another call, or was at another line, at the first look."""
     before = _running(procs.before[rank]) if rank in procs.before else None
     return before is None or before.call != running.call or before.lines != running.lines
 
 
 def _late(procs: Procs, groups: Sequence[_Group], culprits: Set[int]) -> Iterator[Finding]:
-    """Ranks that have not begun what others wait in, together where they are at the same line."""
+    """Yields findings about ranks that have not begun a collective in which others wait, one for each line."""
     missed: dict[tuple[GroupKey, int], list[int]] = {}  # by the first collective that they have not begun
     numbers = [(group, sorted(group.late)) for group in groups if group.waiting]
     for rank in sorted(culprits):
@@ -319,12 +319,12 @@ def _late_for(procs: Procs, group: _Group, number: int, ranks: Sequence[int]) ->
 
 
 def _silent(procs: Procs, awaited: Mapping[int, Set[int]], silent: Set[int]) -> Iterator[Finding]:
-    """Ranks for whose message others wait. Since when is not known before several inspections."""
+    """Yields findings about ranks whose message others await; only several inspections show for how long."""
     for rank in sorted(silent):
         waiting = [waiter for waiter, peers in awaited.items() if rank in peers]
         runs = [run for waiter in waiting if (run := _running(procs.after[waiter]))]
         if not any(run.still and run.still >= procs.patience - LONG_S for run in runs):
-            continue  # their messages come
+            continue  # their messages arrive
         action, source, _ = _action(procs, rank)
         line = _line_of(procs, waiting)
         text = (
@@ -335,9 +335,9 @@ def _silent(procs: Procs, awaited: Mapping[int, Set[int]], silent: Set[int]) -> 
 
 
 def _mismatch(procs: Procs, group: _Group) -> tuple[Finding, Sequence[int]] | None:
-    """Ranks whose collective of some number is not the others': the minority is named, or all where there is none.
+    """Finds ranks whose collective of some number differs from the others'; without a majority all are named.
 
-    Also the ranks that wait for it.
+    Returns the finding and all ranks that it explains.
     """
     if not group.waiting:
         return None
@@ -365,7 +365,7 @@ def _mismatch(procs: Procs, group: _Group) -> tuple[Finding, Sequence[int]] | No
 
 
 def _comparable(collective: str) -> str:
-    """What has to be alike on all ranks."""
+    """Returns the part of a collective's description that has to be equal on all ranks."""
     name = collective.partition(" of ")[0]
     return collective if name in _ALIKE else name
 
@@ -383,7 +383,7 @@ def _deadlock(procs: Procs, circle: Sequence[int]) -> Finding:
 
 
 def _unrecorded(procs: Procs, explained: Set[int]) -> Iterator[Finding]:
-    """Ranks that do nothing, while others of the same call are in collectives that PyTorch does not record."""
+    """Yields findings about ranks that do nothing while others of the same call are in unrecorded collectives."""
     waiting = {rank for rank in procs.after if is_in_unrecorded(procs.after[rank]) and _action(procs, rank)[2]}
     for call in procs.calls:
         callers = sorted(waiting & call.missing)
@@ -406,7 +406,7 @@ def _unrecorded(procs: Procs, explained: Set[int]) -> Iterator[Finding]:
 
 
 def is_in_unrecorded(evidence: Evidence) -> bool:
-    """Whether an endpoint has called a collective, as its stack shows, and nothing records them."""
+    """Returns whether an endpoint is in a collective, by its stack, and collectives are not recorded."""
     return not evidence.has_recorder and any(
         line.file.replace(os.sep, "/").endswith(_COLLECTIVES) for run in evidence.running for line in run.lines[:1]
     )
@@ -416,11 +416,11 @@ def is_in_unrecorded(evidence: Evidence) -> bool:
 
 
 def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
-    """Ranks that alone have not answered a call, where collectives do not explain it."""
+    """Yields findings about ranks that have not answered a call as others have, unless collectives explain it."""
     for call in procs.calls:
         rest = sorted(call.missing)
         if not rest or explained & call.missing or len(rest) == call.size:
-            continue  # explained, or all ranks alike
+            continue  # explained, or all ranks are missing
         alike: dict[tuple[str, str, bool], list[int]] = {}
         for rank in rest:
             alike.setdefault(_action(procs, rank), []).append(rank)
@@ -441,7 +441,7 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
 
 
 def _ends_of_chains(procs: Procs) -> Iterator[tuple[int, str]]:
-    """Ranks for whose answers other actors wait, and that wait for none themselves; and for which call."""
+    """Yields ranks whose answers other actors await, and that await none themselves, with the title of the call."""
     runs = {(run.mesh, run.rank): (base, run) for base, evidence in procs.after.items() for run in evidence.running}
     ends = set()
     for _, run in runs.values():
@@ -457,9 +457,9 @@ def _ends_of_chains(procs: Procs) -> Iterator[tuple[int, str]]:
 
 
 def _action(procs: Procs, rank: int) -> tuple[str, str, bool]:
-    """What a rank does, the line of the program, and whether it does nothing that could end by itself.
+    """Returns what a rank does, the program's line, and whether the rank does nothing that could end by itself.
 
-    It computes, or has moved between the two looks: then it may well come to where others wait.
+    A rank that computes, or has moved between the two looks, may still reach the point where others wait.
     """
     after = procs.after.get(rank)
     if after is None:
@@ -485,7 +485,7 @@ def _action(procs: Procs, rank: int) -> tuple[str, str, bool]:
         return f"waits for {running.lock.lock}, {owner}, in {now}", source, False
     if running.waits_for_child:
         return f"waits for a child process in {now}", source, False
-    # Threads that have ended since are not counted any more.
+    # Threads that have ended since are no longer counted.
     if running.woken < 0 and abs(running.helpers - before.helpers) > HELPS_S:
         return f"waits in {now}, while other threads of its process compute", source, False
     if running.woken < 0 and running.helpers_woken - before.helpers_woken >= WOKEN:
@@ -496,18 +496,18 @@ def _action(procs: Procs, rank: int) -> tuple[str, str, bool]:
 
 
 def _clause(action: str, ranks: Sequence[int]) -> str:
-    """`it sits in x` for one rank, `they sit in x` for several."""
+    """Returns `it sits in x` for one rank, `they sit in x` for several."""
     verb, _, rest = action.partition(" ")
     return f"it {action}" if len(ranks) == 1 else f"they {_verb(ranks, verb)} {rest}"
 
 
 def _verb(ranks: Sized, singular: str) -> str:
-    """The form of a verb that fits so many ranks."""
+    """Returns the form of a verb for one rank or several."""
     return singular if len(ranks) == 1 else "have" if singular == "has" else singular.removesuffix("s")
 
 
 def _running(evidence: Evidence) -> EndpointRun | None:
-    """The endpoint that has run longest."""
+    """Returns the endpoint that has run longest."""
     return max(evidence.running, key=lambda running: running.seconds, default=None)
 
 
@@ -517,7 +517,7 @@ def _runs_of(procs: Procs, rank: int, call: str) -> Iterator[EndpointRun]:
 
 
 def _line_text(lines: Sequence[StackLine]) -> str:
-    """The innermost line, and the user's where that is another: `queue.get at queue.py:171, called at data.py:19`."""
+    """Names the innermost line, and the user's if it differs: `queue.get at queue.py:171, called at data.py:19`."""
     if not lines:
         return "code that has no Python stack"
     inner = lines[0]
@@ -532,7 +532,7 @@ def _source(lines: Sequence[StackLine]) -> str:
 
 
 def _source_of(procs: Procs, ranks: Iterable[int]) -> str:
-    """The line of the first of these ranks of which it is known."""
+    """Returns the line of the first of these ranks whose line is known."""
     runs = (_running(procs.after[rank]) for rank in ranks)
     return next((source for run in runs if run and (source := _source(run.lines))), "")
 
@@ -542,7 +542,7 @@ def _short(line: StackLine) -> str:
 
 
 def _line_of(procs: Procs, ranks: Iterable[int]) -> str:
-    """The line at which most of these ranks wait."""
+    """Names the line at which most of these ranks wait."""
     lines: Counter[str] = Counter()
     for rank in ranks:
         running = _running(procs.after[rank]) if rank in procs.after else None

@@ -1,9 +1,9 @@
-"""Threads of this process that wait for each other's locks.
+"""Detection of threads of this process that wait for each other's locks.
 
-Python does not say which lock a thread waits for, nor who holds one. Both are read from the sources: the expression at
-which a thread waits is evaluated from its variables, without running code of the program, and a thread holds the locks
-of the `with` statements that it is inside of. An RLock knows its owner itself; a Lock that is taken by `acquire()`
-alone has none that can be known.
+Python exposes neither the lock for which a thread waits nor the owner of a Lock. Both are read from the sources: the
+expression at which a thread waits is evaluated from its variables, without running code of the program, and a thread
+holds the locks of the `with` statements that it is inside. An RLock stores its owner; the owner of a Lock taken by
+`acquire()` alone is unknown.
 """
 
 import ast
@@ -37,7 +37,7 @@ class _Wait(NamedTuple):
 
 
 class LockWaits:
-    """The threads that wait for a lock, by their frames at one moment."""
+    """The threads that wait for a lock, found from their frames at one moment."""
 
     def __init__(self, frames: Mapping[int, FrameType]) -> None:
         self._frames = frames
@@ -54,7 +54,7 @@ class LockWaits:
         return next((ident for ident, frame in self._frames.items() if any(own is lock for own in _held(frame))), None)
 
     def of(self, thread: int) -> LockWait | None:
-        """The lock for which a thread waits; None if it waits for none whose owner is known."""
+        """Returns the lock for which a thread waits; None if it waits for none whose owner is known."""
         wait, owner = self._waits.get(thread), self._owners.get(thread)
         if wait is None or owner is None:
             return None
@@ -63,7 +63,7 @@ class LockWaits:
         return LockWait(self._name(thread), wait.text, wait.line, self._name(owner), owner_line, paused)
 
     def circle(self) -> tuple[LockWait, ...]:
-        """Threads that wait for each other's locks, or one that waits for its own; empty if there are none."""
+        """Returns threads that wait for each other's locks, or one that waits for its own; empty if there are none."""
         for first in self._waits:
             path = [first]
             while (following := self._owners.get(path[-1])) is not None and following not in path:
@@ -82,7 +82,7 @@ def _line_of(frame: FrameType) -> StackLine:
 
 
 def _awaited_lock(frame: FrameType) -> _Wait | None:
-    """The lock at whose acquisition a thread is."""
+    """Returns the lock that a thread is about to acquire, if any."""
     while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
         frame = frame.f_back  # the methods of threading.Condition
     code, operation = frame.f_code, dis.opname[frame.f_code.co_code[frame.f_lasti]]
@@ -106,7 +106,7 @@ def _awaited_lock(frame: FrameType) -> _Wait | None:
 
 
 def _held(innermost: FrameType) -> Iterator[object]:
-    """The locks of the `with` statements that a thread is inside of."""
+    """Yields the locks of the `with` statements that a thread is inside."""
     frame: FrameType | None = innermost
     for _ in range(MOST_FRAMES):
         if frame is None:
@@ -116,14 +116,14 @@ def _held(innermost: FrameType) -> Iterator[object]:
             if isinstance(node, ast.With) and span:
                 for item in node.items[: _entered_count(frame, node, span)]:
                     value = _evaluated(item.context_expr, frame)
-                    if isinstance(value, _LOCK):  # a Condition releases its lock while its owner waits
+                    if isinstance(value, _LOCK):  # not a Condition, which releases its lock while its owner waits
                         yield value
         frame = frame.f_back
 
 
 def _entered_count(frame: FrameType, node: ast.With, span: _Span) -> int:
-    """How many items of a `with` statement a frame has entered that executes this part of it."""
-    if span == _span_of(node):  # it enters one of them, or leaves them
+    """Returns how many items of a `with` statement a frame that executes its part `span` has entered."""
+    if span == _span_of(node):  # an item is being entered, or the items are being left
         code = frame.f_code
         offsets = (offset for offset in _enter_offsets(code) if offset < frame.f_lasti)
         return sum(_position(code, offset) == span for offset in offsets)
@@ -132,7 +132,7 @@ def _entered_count(frame: FrameType, node: ast.With, span: _Span) -> int:
 
 
 def _enter_offsets(code: CodeType) -> Iterator[int]:
-    """Where items of `with` statements are entered."""
+    """Yields the offsets of the instructions that enter items of `with` statements."""
     before = None
     for instruction in dis.get_instructions(code):
         if instruction.opname == "BEFORE_WITH":
@@ -143,7 +143,7 @@ def _enter_offsets(code: CodeType) -> Iterator[int]:
 
 
 def _span(frame: FrameType) -> _Span | None:
-    """The part of the source that a frame executes."""
+    """Returns the part of the source that a frame executes."""
     return _position(frame.f_code, frame.f_lasti)
 
 
@@ -163,7 +163,7 @@ def _contains(outer: _Span, inner: _Span) -> bool:
 
 
 def _path(frame: FrameType, span: _Span) -> list[ast.expr | ast.stmt]:
-    """The nodes around a part of the source, outermost first, from the function on to which it belongs."""
+    """Returns the nodes around a part of the source, from the function that contains it inwards."""
     file = frame.f_code.co_filename
     tree = _parsed("".join(linecache.getlines(file, frame.f_globals)))
     path: list[ast.expr | ast.stmt] = []
@@ -188,14 +188,14 @@ def _parsed(source: str) -> ast.Module | None:
 
 
 def _lock(value: object) -> object | None:
-    """The lock that a value is, or that a Condition has."""
+    """Returns the value if it is a lock, or the lock of a Condition; None for other values."""
     if isinstance(value, threading.Condition):
         value = vars(value).get("_lock")
     return value if isinstance(value, _LOCK | _RLOCK) else None
 
 
 def _evaluated(expression: ast.expr, frame: FrameType) -> object:
-    """The value of names, attributes and items of plain containers; None for all else, which may run code."""
+    """Evaluates names, attributes and items of plain containers; None for other expressions, which may run code."""
     match expression:
         case ast.Constant(value=value):
             return value
@@ -225,7 +225,7 @@ def _attribute(owner: object, name: str) -> object:
 
 
 def _mangled(name: str, frame: FrameType) -> str:
-    """A private name as its class stores it."""
+    """Returns a private name in the form in which its class stores it."""
     if not name.startswith("__") or name.endswith("__"):
         return name
     scopes = frame.f_code.co_qualname.split(".")[:-1]

@@ -1,4 +1,4 @@
-"""`compare_memory(mesh)` and `MemoryWatch`: which ranks use more memory than others, where it grows, what it is."""
+"""`compare_memory(mesh)` and `MemoryWatch`: which ranks use more memory than others, where it grows, and for what."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 Names: TypeAlias = Callable[[Iterable[int]], str]
 
 ANSWER_S = 30.0  # for a rank to count its tensors, or to end a watch
-MUCH, MORE = 64 << 20, 1.5  # bytes, and times the median of the others: a rank that uses so much more is named
-SCARCE = 0.05  # of the memory of a host or a GPU, that is left
+MUCH, MORE = 64 << 20, 1.5  # bytes, and times the median of the others, by which a named rank uses more
+SCARCE = 0.05  # of the memory of a host or a GPU that is left
 GROWN = 1 << 20  # bytes by which a line's allocations grow, before it is named
 RESIDENT_GROWN = 32 << 20  # the same of a whole process
-CLEAR = 0.5  # of the growth, that one line accounts for
-MANY = 8  # allocations, before a line is named for sure
+CLEAR = 0.5  # of the growth that one line accounts for
+MANY = 8  # allocations before a finding about a line is sure
 
 
 # -- now ---------------------------------------------------------------------------------------------------------------
@@ -44,8 +44,8 @@ def compare_memory(
     """Finds out which ranks use more memory than others, and which hosts have next to none left.
 
     Each process of a mesh, or without one of all meshes with calls under way, reads its memory and counts the tensors
-    that live there, also while calls run; that holds its program up for up to a tenth of a second. That a rank uses
-    more is a suspicion. What grows is found by `MemoryWatch`. Blocks for up to `timeout` seconds. Raises TypeError for
+    that live there, also while calls run, which delays its program by up to a tenth of a second. That a rank uses
+    more is a suspicion. Growth is found by `MemoryWatch`. Blocks for up to `timeout` seconds. Raises TypeError for
     a value that is not a mesh, ValueError for a `timeout` that is not positive.
     """
     if not timeout > 0:
@@ -62,7 +62,7 @@ def compare_memory(
 def judge_memory(
     mesh: str, uses: Mapping[int, ProcessMemory], hosts: Mapping[int, str], names: Names
 ) -> tuple[Finding, ...]:
-    """The ranks that use much more than the others, and those on hosts that have next to no memory left. Pure."""
+    """Returns findings about ranks that use much more than the others, or whose host has little memory left. Pure."""
     findings = []
     for host in dict.fromkeys(hosts.values()):
         ranks = [rank for rank in uses if hosts[rank] == host]
@@ -89,7 +89,7 @@ def judge_memory(
 def _full_gpus(
     mesh: str, uses: Mapping[int, ProcessMemory], hosts: Mapping[int, str], names: Names
 ) -> Iterable[Finding]:
-    """The ranks on GPUs with next to no memory left; those that share one see the same."""
+    """Yields findings about GPUs with next to no memory left; ranks that share a GPU report the same."""
     by_gpu: dict[tuple[str, int, int], dict[int, GpuMemory]] = {}
     for rank, use in uses.items():
         if use.gpu is not None and use.gpu.total - use.gpu.used < SCARCE * use.gpu.total:
@@ -105,7 +105,7 @@ def _full_gpus(
 
 
 def _more_tensors(use: ProcessMemory, peers: Sequence[ProcessMemory], more: float) -> str:
-    """The tensors of which a rank has more than the others, where these are most of the difference."""
+    """Names the tensors of which a rank has more than the others, if they make up most of the difference."""
     for group in use.tensors:
         theirs = median(
             sum(alike.size for alike in peer.tensors if (alike.what, alike.device) == (group.what, group.device))
@@ -132,7 +132,7 @@ def _inspected(procs: ProcState, uses: Mapping[int, ProcessMemory]) -> str:
 
 
 def _on_gpus(uses: Sequence[ProcessMemory]) -> str:
-    """`2.60 GB (2.00 GB in tensors), busy for 71 % of the time`, or from the least to the most."""
+    """Returns `2.60 GB (2.00 GB in tensors), busy for 71 % of the time`, or the range over several ranks."""
     tensors = _range([use.cuda for use in uses])
     own = [use.gpu.own for use in uses if use.gpu is not None and use.gpu.own >= 0]
     text = f"{_range(own)} ({tensors} in tensors)" if len(own) == len(uses) else f"{tensors} in tensors"
@@ -147,11 +147,11 @@ def _range(sizes: Sequence[int]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-# -- while it is watched -----------------------------------------------------------------------------------------------
+# -- during a watch ----------------------------------------------------------------------------------------------------
 
 
 class MemoryWatch:
-    """Watches what the ranks of a mesh allocate while it is entered; `diagnosis` and `peaks` are there once it is left.
+    """Watches what the ranks of a mesh allocate while it is entered; `diagnosis` and `peaks` are set on exit.
 
     On each rank of an actor mesh, of a mesh of sharded tensors, or for cells on processes, allocations of PyTorch are
     recorded with their lines, and but for sharded tensors those of Python (by tracemalloc): a small step takes five
@@ -168,7 +168,7 @@ class MemoryWatch:
         if isinstance(mesh, ActorMesh | ProcMesh):
             watched: AnyMesh = mesh
         elif has_sharded_tensors(mesh):
-            tensors: Any = mesh  # of whose module this one does not know
+            tensors: Any = mesh  # whose module this one does not import
             self._operations, self._in_order = operations_on(tensors.observe), tensors.in_order
             watched, readings, last = tensors.workers, "PeakReadings", "self"
         else:
@@ -182,7 +182,7 @@ class MemoryWatch:
         self.peaks: dict[int, tuple[PeakMemory, ...]] = {}
 
     def __enter__(self) -> "MemoryWatch":
-        """Begins on all ranks, after what they run now. Blocks until then."""
+        """Begins on all ranks after the endpoints or cells that they run now. Blocks until then."""
         with self._in_order():
             self._ranks.begin()
         if self._operations is not None:
@@ -192,7 +192,7 @@ class MemoryWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends on all ranks, and compares what has grown."""
+        """Ends on all ranks, and compares the growth."""
         try:
             with self._in_order():
                 growths, notes = self._ranks.end(ANSWER_S, "what grows")
@@ -235,7 +235,7 @@ class MemoryWatch:
 
 
 def _namer(operations: "IssuedOperations | None") -> Callable[[PeakMemory], PeakMemory]:
-    """Gives the parts of a peak their names; those of sharded tensors are known to the program, which runs here."""
+    """Returns a function that names the parts of a peak; only this process knows the names of sharded tensors."""
     names: dict[tuple[int, int], tuple[str, str]] = {}
     for kind, name, tensor in LivingTensors().named if operations is not None else ():
         reference = getattr(tensor, "reference", None)
@@ -263,7 +263,7 @@ def _namer(operations: "IssuedOperations | None") -> Callable[[PeakMemory], Peak
 
 
 def judge_growth(mesh: str, growths: "Mapping[int, MemoryGrowth]", names: Names) -> tuple[Finding, ...]:
-    """The lines whose allocations grow throughout, by the ranks on which they do. Pure."""
+    """Returns findings about lines whose allocations grow throughout, with the ranks on which they do. Pure."""
     alike: dict[str, list[tuple[int, MemoryGrowth, Growth, int]]] = {}
     for rank, growth in growths.items():
         growing = [line for line in growth.lines if line.size >= GROWN and is_steady(line.sizes)]
@@ -287,7 +287,7 @@ def judge_growth(mesh: str, growths: "Mapping[int, MemoryGrowth]", names: Names)
 
 
 def is_steady(sizes: Sequence[int]) -> bool:
-    """Whether memory grows throughout, rather than once: in the first and in the last part of the time."""
+    """Returns whether memory grows throughout, also in the first and in the last part of the time, rather than once."""
     first, half, late, last = sizes[0], sizes[len(sizes) // 2], sizes[-2], sizes[-1]
     total = last - first
     return total > 0 and half - first >= 0.15 * total and last - half >= 0.25 * total and last - late >= 0.1 * total

@@ -1,4 +1,4 @@
-"""The memory of one process: what it uses now, and what grows while it is watched."""
+"""The memory of one process: its present use, and its growth during a watch."""
 
 import gc
 import os
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from monarch_nb.diagnosis.tensor_allocations import AllocatedAt, TensorAllocations
 
 PERIOD_S = 0.01  # between two readings, at first
-COST = 0.05  # of the time, that readings take at most
+COST = 0.05  # the share of the time that readings take at most
 OBJECTS_S = 1.0  # after which Python objects are first counted
 MOST_SECONDS = 3600.0  # of tracing
-MOST_READINGS = 64  # then every other one is dropped, and they are taken half as often
-PARTS = 4  # of the time, at whose ends memory is compared
-BUSY = 0.05  # of the time, that the watched thread runs: else progress is measured by the clock on the wall
+MOST_READINGS = 64  # beyond which every other one is dropped, and half as many are taken
+PARTS = 4  # of the time at whose ends memory is compared
+BUSY = 0.05  # least share of the time in which the watched thread runs: else progress is measured by the wall clock
 MOST_LINES = 8
 FRAMES = 3  # of the stack of an allocation: with six, tracing takes three times as long
 MOST_CONTAINERS = 20_000
-DEEP = 4  # containers in containers that are counted
+DEEP = 4  # levels of nested containers that are counted
 _HAS_CPU_CLOCK = hasattr(time, "pthread_getcpuclockid")
 
 
@@ -54,13 +54,13 @@ class Growth:
 
     @property
     def size(self) -> int:
-        """Bytes by which it has grown."""
+        """The growth in bytes."""
         return self.sizes[-1] - self.sizes[0]
 
 
 @dataclass(frozen=True)
 class MemoryGrowth:
-    """What a process has allocated while it was watched."""
+    """The allocations of a process during a watch."""
 
     seconds: float
     resident: Growth
@@ -73,7 +73,7 @@ class MemoryGrowth:
 
 
 def memory_use() -> ProcessMemory:
-    """What this process uses. Holds the GIL while it counts the tensors."""
+    """Returns the memory that this process uses. Holds the GIL while it counts the tensors."""
     used, measure = memory_used()
     resident, peak = memory_resident()
     torch = sys.modules.get("torch")
@@ -92,7 +92,7 @@ def memory_use() -> ProcessMemory:
 
 
 def _tensors(living: LivingTensors) -> Iterator[TensorsAlike]:
-    """The tensors that live, by kind, those that take the most memory first."""
+    """Yields the tensors that live, by type and shape, the largest in total first."""
     keys = set()
     sizes, counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for tensor in living.all:
@@ -105,24 +105,24 @@ def _tensors(living: LivingTensors) -> Iterator[TensorsAlike]:
         yield TensorsAlike(tensor_type, device, counts[tensor_type, device], size)
 
 
-# -- while it is watched -----------------------------------------------------------------------------------------------
+# -- during a watch ----------------------------------------------------------------------------------------------------
 
 
 class _Moment(NamedTuple):
     """A time since the beginning of a watch, in seconds."""
 
     wall: float
-    cpu: float  # that the watched thread has used of it
+    cpu: float  # of it, used by the watched thread
 
     def share(self, total: "_Moment") -> float:
-        """The share of the program's progress until a later moment. A thread that waits makes none."""
+        """Returns the share of the program's progress until a later moment. A waiting thread makes no progress."""
         if total.cpu > BUSY * total.wall:
             return self.cpu / total.cpu
         return self.wall / total.wall if total.wall else 0.0  # other threads do the work
 
 
 class _Clock:
-    """Measures moments of the thread that it is made on."""
+    """Measures moments of the thread that has created it."""
 
     def __init__(self) -> None:
         self._cpu = time.pthread_getcpuclockid(threading.get_ident()) if _HAS_CPU_CLOCK else None
@@ -133,7 +133,7 @@ class _Clock:
         return _Moment(time.monotonic(), cpu)
 
     def moment(self) -> _Moment:
-        """The present one."""
+        """Returns the present moment."""
         now = self._now()
         return _Moment(now.wall - self._began.wall, now.cpu - self._began.cpu)
 
@@ -153,7 +153,7 @@ class _Objects:
         self.moment = moment
         self.sizes, self.counts = Counter[str](), Counter[str]()
         sizes, counts = defaultdict[int, int](int), defaultdict[int, int](int)
-        frames = {}  # by id: traces of the same line share one object, and while all is traced, new ones cost much
+        frames = {}  # by id: traces of one line share one object, and new objects cost much during tracing
         for _, size, trace, _ in vars(traces.traces)["_traces"]:
             frames[id(trace)] = trace
             sizes[id(trace)] += size
@@ -176,7 +176,7 @@ class GrowthReadings:
         self._containers = dict(_containers())
         self._over, self._clock = threading.Event(), _Clock()
         self._readings = [_Reading(_Moment(0.0, 0.0), {})]
-        self._objects: list[_Objects] = []  # each after twice the time of the one before
+        self._objects: list[_Objects] = []  # each after twice the time of the previous one
         self._thread = threading.Thread(target=self._run, name="monarch-memory", daemon=True)
         self._thread.start()
 
@@ -196,14 +196,14 @@ class GrowthReadings:
             if len(self._readings) > MOST_READINGS:
                 del self._readings[1::2]
                 pause *= 2
-        if not self._over.is_set():  # the process that has begun it may have ended
+        if not self._over.is_set():  # the process that has begun the watch may have ended
             self._stop_tracing()
 
     def end(self) -> MemoryGrowth:
-        """Ends it. Returns what has grown."""
+        """Ends the readings and returns the growth."""
         moment = self._clock.moment()
         self._over.set()
-        self._thread.join()  # it may count objects, which takes a while
+        self._thread.join()  # the thread may be counting objects, which takes a while
         peaks = () if self._allocations is None else self._allocations.end()
         gc.collect()
         self._readings.append(_Reading(moment, self._alive()))
@@ -212,7 +212,7 @@ class GrowthReadings:
         snapshots = [snapshot for snapshot in self._objects if snapshot.moment.wall < moment.wall]
         if tracemalloc.is_tracing():
             traces = tracemalloc.take_snapshot()
-            self._stop_tracing()  # else what follows would be traced, too
+            self._stop_tracing()  # else the rest would be traced too
             lines += _object_lines([*snapshots, _Objects(moment, traces)])
         resident = Growth("", "resident", "cpu", 1, tuple(reading.resident for reading in ends))
         lines.sort(key=lambda line: -line.size)
@@ -226,7 +226,7 @@ class GrowthReadings:
             tracemalloc.stop()
 
     def _ends(self, total: _Moment) -> "list[_Reading]":
-        """The readings at the beginning and at the ends of the parts of the time."""
+        """Returns the readings at the beginning and at the ends of the parts of the time."""
         shares = [(reading.moment.share(total), reading) for reading in self._readings]
         parts = [part / PARTS for part in range(PARTS)]
         return [min(shares, key=lambda pair: abs(pair[0] - part))[1] for part in parts] + [self._readings[-1]]
@@ -240,7 +240,7 @@ class GrowthReadings:
 def recorded_allocations(
     operation_in: "Callable[[FrameType], tuple[int, int] | None] | None" = None,
 ) -> "TensorAllocations | None":
-    """Records the allocations of this thread from now on; None where it has not imported PyTorch."""
+    """Records the allocations of this thread from now on; returns None if PyTorch is not imported."""
     if "torch" not in sys.modules:
         return None
     from monarch_nb.diagnosis.tensor_allocations import TensorAllocations
@@ -249,14 +249,14 @@ def recorded_allocations(
 
 
 class PeakReadings:
-    """Records what a worker of sharded tensors allocates: `worker` is that actor, whose class this does not know."""
+    """Records the allocations of `worker`, an actor for sharded tensors whose class this module does not import."""
 
     def __init__(self, worker: Any) -> None:
         self._worker, self._began = worker, time.monotonic()
         self._allocations = recorded_allocations(worker.operation_in)
 
     def end(self) -> MemoryGrowth:
-        """Ends it. Returns the peaks alone."""
+        """Ends the recording and returns the peaks alone."""
         peaks: tuple[PeakMemory, ...] = ()
         if self._allocations is not None:
             self._allocations.label_numbers(self._worker.local_tensors())
@@ -266,7 +266,7 @@ class PeakReadings:
 
 
 def _object_lines(snapshots: Sequence[_Objects]) -> Iterator[Growth]:
-    """The lines that have allocated Python objects; between the times that are known, they are taken to grow evenly."""
+    """Yields the lines that have allocated Python objects, with sizes interpolated linearly between snapshots."""
     last = snapshots[-1]
     for source, size in last.sizes.most_common(MOST_LINES):
         points = [(0.0, 0), *((snapshot.moment.share(last.moment), snapshot.sizes[source]) for snapshot in snapshots)]
@@ -275,14 +275,14 @@ def _object_lines(snapshots: Sequence[_Objects]) -> Iterator[Growth]:
 
 
 def _between(points: Sequence[tuple[float, int]], share: float) -> int:
-    """The value at a share of the time, on the line between the points before and after it."""
+    """Returns the value at a share of the time, by linear interpolation between the neighbouring points."""
     after = next(index for index in range(1, len(points)) if points[index][0] >= share or index == len(points) - 1)
     (begin, low), (end, high) = points[after - 1], points[after]
     return low + int((high - low) * (share - begin) / (end - begin)) if end > begin else high
 
 
 def _containers() -> Iterator[tuple[str, int]]:
-    """The lists, dicts and sets of actors and of the program's modules, and how many entries they have."""
+    """Yields the lists, dicts and sets of actors and of the program's modules, with their numbers of entries."""
     roots: list[tuple[str, object]] = [
         (cell.spec.class_name.rpartition(".")[2], vars(cell.obj))
         for cell in tuple(current_runtime().cells.values())

@@ -1,4 +1,4 @@
-"""`watch(mesh)`: where the first NaN comes from, among all ranks of a mesh."""
+"""`watch(mesh)`: the origin of the first NaN among all ranks of a mesh."""
 
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -24,8 +24,8 @@ END_S = 10.0  # for a rank to say what it has found
 class ValueWatch:
     """Watches the operations of PyTorch that ranks of a mesh run, while it is entered, for results that are not finite.
 
-    `findings` are there once it is left: those in which a NaN came to be, the first one first; else one that is not
-    sure, where numbers have only become infinite. `notes` say which ranks could not be watched.
+    `findings` are set on exit: the operations that first gave a NaN, the earliest first; else, where numbers have only
+    become infinite, one finding that is not sure. `notes` say which ranks could not be watched.
     """
 
     def __init__(self, mesh: AnyMesh | MeshTrait, *, stop: bool = False) -> None:
@@ -36,19 +36,19 @@ class ValueWatch:
             watched: AnyMesh = mesh
             self._watched = lambda: [watched]
         else:
-            tensors: Any = mesh  # a mesh of sharded tensors, of whose module this one does not know
+            tensors: Any = mesh  # a mesh of sharded tensors, whose module this one does not import
             watched = tensors.workers
             self._operations, self._in_order = operations_on(tensors.observe), tensors.in_order
             self._watched = lambda: cast("Sequence[AnyMesh]", tensors.executors)
         self._procs = proc_state_of(state_of(watched))
-        self._ranks: dict[str, RankWatch[Findings]] = {}  # by mesh of actors, in which each runs a thread
+        self._ranks: dict[str, RankWatch[Findings]] = {}  # by actor mesh, of which each runs a thread
         self._beginning = threading.Lock()
         self._stop = stop
         self.findings: tuple[Finding, ...] = ()
         self.notes: list[str] = []
 
     def __enter__(self) -> "ValueWatch":
-        """Begins on all ranks, after what they run now. Blocks until then.
+        """Begins on all ranks after the endpoints or cells that they run now. Blocks until then.
 
         Raises RuntimeError where PyTorch is not installed.
         """
@@ -80,7 +80,7 @@ class ValueWatch:
             error.add_note(f"Before that, {self.findings[0].text}")
 
     def _begin_everywhere(self) -> None:
-        """Begins on each mesh of actors that is not watched yet; a stream of tensors brings others. Blocks."""
+        """Begins on each actor mesh that is not watched yet; a new stream of tensors adds one. Blocks."""
         with self._beginning:
             for mesh in self._watched():
                 ranks: RankWatch[Findings] = RankWatch(
@@ -91,7 +91,7 @@ class ValueWatch:
                     self._ranks[ranks.state.uid] = ranks
 
     def _end(self) -> "list[tuple[int, Findings]]":
-        """Ends on all ranks. Returns what they have found, by base rank and thread."""
+        """Ends on all ranks. Returns their findings, by base rank and thread."""
         if self._operations is not None:
             self._operations.end()
         results = list[tuple[int, Findings]]()
@@ -109,17 +109,17 @@ class ValueWatch:
 
 
 def operations_on(observe: "Callable[[Issued | None, Sent, Joined], None]") -> "IssuedOperations":
-    """What notes where the operations of a mesh of sharded tensors are issued."""
-    from monarch_nb.diagnosis.issued import IssuedOperations  # imports PyTorch, as such a mesh has
+    """Returns the recorder of the lines that issue the operations of a mesh of sharded tensors."""
+    from monarch_nb.diagnosis.issued import IssuedOperations  # imports PyTorch, which such a mesh has imported
 
     return IssuedOperations(observe)
 
 
 def judge_values(mesh: str, region: Region, results: "Collection[tuple[int, Findings]]") -> tuple[Finding, ...]:
-    """The findings from the first NaN and the first infinity of each thread of each rank. Pure.
+    """Returns the findings from the first NaN and the first infinity of each thread of each rank. Pure.
 
-    A NaN that came to a rank with the inputs of an operation is reported only where it came to be on no rank, and only
-    the first one: else it follows from the other.
+    A NaN that a rank received with the inputs of an operation is reported only if no operation on any rank made one,
+    and then only the first.
     """
     nans = [(rank, nan, inf) for rank, (nan, inf) in results if nan is not None]
     origins = [entry for entry in nans if entry[1].given != "nan"]
@@ -162,7 +162,7 @@ def _text(ranks: str, event: "NonFinite", inf: "NonFinite | None") -> str:
 
 
 def has_sharded_tensors(mesh: object) -> bool:
-    """Whether a value is a mesh of sharded tensors."""
+    """Returns whether a value is a mesh of sharded tensors."""
     return isinstance(mesh, MeshTrait) and hasattr(mesh, "in_order")
 
 

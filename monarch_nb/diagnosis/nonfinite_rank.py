@@ -1,4 +1,4 @@
-"""The first NaN of one actor: what `watch` runs on each rank, on the thread that runs its endpoints."""
+"""Detection of the first NaN of one actor: the part of `watch` that runs on the thread of its endpoints."""
 
 import math
 import sys
@@ -25,9 +25,9 @@ from monarch_nb.wire import users_frame
 
 T = TypeVar("T")
 _COMPILER = "torch._dynamo"
-STEP_S = 60.0  # limit for a watched step that nobody has asked to watch
+STEP_S = 60.0  # limit for a step that is watched without a request
 _FORWARD = 1 << 16  # operations of forward passes whose module and line are known for their backward
-# Their results are whatever was in the memory before.
+# Their results are uninitialized memory.
 _UNINITIALISED = frozenset(
     {
         "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_",
@@ -36,13 +36,13 @@ _UNINITIALISED = frozenset(
 )  # fmt: skip
 # Their results are from other ranks, and may arrive later.
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
-# Infinities that these write are meant.
+# Infinities that these write are intended.
 _DELIBERATE = frozenset({"fill", "fill_", "full", "full_like", "new_full", "masked_fill", "masked_fill_", "where"})
 
 
 @dataclass(frozen=True)
 class NonFinite:
-    """An operation of PyTorch's with results that are not finite.
+    """A PyTorch operation with results that are not finite.
 
     `given` says of its inputs "finite", "inf" or "nan". `module` is the path of the module that ran, "" outside of
     modules; in the backward pass it and `source` are those of the forward operation. `call` counts the calls of
@@ -64,7 +64,7 @@ class NonFinite:
     issued: tuple[int, int] | None = None
 
     def text(self, inf: "NonFinite | None" = None) -> str:
-        """What the operation gave, where, and from which inputs; `inf` is the first one with an infinity."""
+        """Describes the operation's results, place and inputs; `inf` is the first operation with an infinity."""
         count = f"{self.nans} NaN" if self.nans else f"{self.infinities} infinite numbers"
         shape = "×".join(map(str, self.shape))
         backward = "the backward of " if self.backward else ""
@@ -80,7 +80,7 @@ class NonFinite:
 
 
 class _Plan(NamedTuple):
-    """What is checked of an operation, by its schema."""
+    """The results of an operation that are checked, by its schema."""
 
     name: str
     is_checked: bool
@@ -102,7 +102,7 @@ def _is_written(argument: Any) -> bool:
 
 
 class WatchMode(TorchDispatchMode):
-    """A mode that sees operations, and is not compiled.
+    """A mode that intercepts operations, and is not compiled.
 
     PyTorch's own way not to compile a mode imports the compiler with the first operation, which takes seconds.
     """
@@ -116,16 +116,16 @@ class WatchMode(TorchDispatchMode):
             cls._leave_uncompiled()
 
     def enter(self) -> None:
-        """Sees operations of this thread from now on."""
+        """Intercepts operations of this thread from now on."""
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
-        """Sees no more operations; the mode that was entered last is left."""
+        """Stops intercepting operations; this must be the mode that was entered last."""
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled functions of the program stay compiled, where PyTorch knows of this (since 2.10)."""
+        """Returns True: compiled functions of the program stay compiled (PyTorch calls this since 2.10)."""
         return True
 
     @classmethod
@@ -170,7 +170,7 @@ class ModulePaths:
         return self._running[-1] if self._running else ""
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of the last outermost module, with their paths."""
+        """Yields the parameters of the last outermost module, with their paths."""
         module = self._outermost() if self._outermost is not None else None
         return iter(()) if module is None else module.named_parameters(prefix=type(module).__name__)
 
@@ -188,14 +188,14 @@ class ModulePaths:
 
 
 class ForwardRecord(Generic[T]):
-    """What is noted of operations of the forward pass, for their backward: the last ones, by their autograd node."""
+    """Notes on the last operations of the forward pass, for their backward, by autograd node."""
 
     def __init__(self) -> None:
         self._last: dict[int, T] = {}
         self._earlier: dict[int, T] = {}
 
     def note(self, make: Callable[[], T]) -> None:
-        """Notes something of the operation that runs, unless its node has a note: it may be none of its own."""
+        """Stores a note on the operation that runs, unless its node has one: the node may be an earlier operation's."""
         number = torch._C._autograd._get_sequence_nr() - 1  # that of the node that autograd has just made
         if number in self._last:
             return
@@ -204,18 +204,16 @@ class ForwardRecord(Generic[T]):
         self._last[number] = make()
 
     def of_backward(self) -> T | None:
-        """The note on the operation whose backward runs."""
+        """Returns the note on the operation whose backward runs."""
         node = torch._C._current_autograd_node()
         number = node._sequence_nr() if node is not None else -1
         return self._last.get(number) or self._earlier.get(number)
 
 
 class FirstNan(WatchMode):
-    """Checks the results of each operation that this thread runs until one has a NaN; of sharded tensors, those that
-    `worker` runs.
+    """Checks the results of each operation of this thread until one has a NaN; for sharded tensors, `worker`'s alone.
 
-    Operations of an optimizer's step are not checked one by one, which would double its time, but its parameters are
-    afterwards.
+    Of an optimizer's step the parameters are checked afterwards: checking its operations would double its time.
     """
 
     def __init__(self, stop: bool, worker: Any = None, *, optimizers: bool = True) -> None:
@@ -239,11 +237,11 @@ class FirstNan(WatchMode):
         self.enter()
 
     def end(self) -> tuple[NonFinite | None, NonFinite | None]:
-        """Ends it. Returns the first NaN, and the first infinity that nobody wrote."""
+        """Ends the checks. Returns the first NaN, and the first infinity that the program did not write on purpose."""
         for hook in self._hooks:
             hook.remove()
         self._modules.end()
-        if self._stack is None:  # else a step of an optimizer has raised, and the mode is left already
+        if self._stack is None:  # else an optimizer's step has raised, and the mode has been left
             self.leave()
         return self.nan, self.inf
 
@@ -268,11 +266,11 @@ class FirstNan(WatchMode):
             self._resume()
 
     def _is_own_thread(self) -> bool:
-        """Whether the calling thread is the one that is watched: hooks see modules and optimizers of all threads."""
+        """Returns whether the calling thread is watched: hooks run for modules and optimizers of all threads."""
         return threading.get_ident() == self._thread
 
     def _resume(self) -> None:
-        """Enters this mode again, unless other modes were entered or left since: a step that raised has no end."""
+        """Enters this mode again, unless other modes were entered or left since. A step that raises has no end hook."""
         if self._stack is not None and self._stack == _get_current_dispatch_mode_stack():
             self.enter()
             self._stack = None
@@ -402,16 +400,16 @@ def _worst(values: Iterable[object]) -> str:
 
 
 def users_line(frame: FrameType | None) -> str:
-    """The innermost line of the user's own code, as `file:line`; "" without one."""
+    """Returns the innermost line of the user's own code as `file:line`; "" without one."""
     users = users_frame(frame)
     return f"{users.f_code.co_filename}:{users.f_lineno}" if users is not None else ""
 
 
 class StepWatch:
-    """Watches one step that nobody has asked to watch; `text` then describes the first NaN or infinity, if any."""
+    """Watches one step without a request; `text` then describes the first NaN or infinity, if any."""
 
     def __init__(self) -> None:
-        self._mode = FirstNan(stop=False, optimizers=False)  # it is made while hooks of optimizers run
+        self._mode = FirstNan(stop=False, optimizers=False)  # created while hooks of optimizers run
         self._timer = threading.Timer(STEP_S, self._expire)
         self._timer.daemon = True
         self._timer.start()
@@ -423,7 +421,7 @@ class StepWatch:
         return None if _get_current_dispatch_mode_stack() else cls()
 
     def end(self) -> bool:
-        """Ends it. Returns False while it cannot: the program has entered a mode since, which it is to leave first."""
+        """Ends the watch. Returns False if it cannot: the program has entered a mode since, and must leave it first."""
         if _get_current_dispatch_mode_stack()[-1:] != [self._mode]:
             return False
         self._timer.cancel()
@@ -433,4 +431,4 @@ class StepWatch:
         return True
 
     def _expire(self) -> None:
-        self._mode.is_over = True  # the training has ended, or the step is too long to be watched all of it
+        self._mode.is_over = True  # the training has ended, or the step is too long

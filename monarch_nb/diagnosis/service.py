@@ -1,4 +1,4 @@
-"""The evidence of one process: endpoints under way with their stacks, and the newest collectives of its groups."""
+"""The evidence of one process: endpoints under way with stacks, and the newest collectives of its groups."""
 
 import contextlib
 import os
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 MOST_LINES = 12  # of a stack
 MOST_COLLECTIVES = 16  # of a group
-# What the kernel waits for on behalf of threads that only other threads, or the time, can wake.
+# Kernel functions in which a thread waits that only another thread, or a timer, can wake.
 _NO_FILES = ("futex", "hrtimer", "do_nanosleep")
 _CHILD_MODULES = tuple(
     os.sep + os.path.join(*parts)
     for parts in (("subprocess.py",), ("multiprocessing", ""), ("torch", "utils", "data", ""))
 )
-# Functions of torch.distributed that wait for a message of one rank, and the variable that has it.
+# Functions of torch.distributed that wait for a message of one rank, and the variable with that rank.
 _PEERS = {"recv": ("group_src", "src"), "send": ("group_dst", "dst")}
 
 
 class Inspection:
-    """Answers what this process runs."""
+    """Answers inspections of this process."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -67,7 +67,7 @@ class Inspection:
         runtime.verbs.handle(MEMORY, self._memory)
 
     def _inspect(self, _: Inspect, asker: Asker[Evidence]) -> None:
-        answer_aside(self.evidence, asker, "diagnosis")  # the recorder of thousands takes a tenth of a second to read
+        answer_aside(self.evidence, asker, "diagnosis")  # reading thousands of records takes a tenth of a second
 
     def _memory(self, _: AskMemory, asker: Asker[ProcessMemory]) -> None:
         answer_aside(import_module("monarch_nb.diagnosis.memory_rank").memory_use, asker, "diagnosis")
@@ -87,7 +87,7 @@ class Inspection:
             answer_aside(sampler.stop, asker, "diagnosis")
 
     def evidence(self) -> Evidence:
-        """What this process runs. Any thread."""
+        """Returns the endpoints, collectives and locks of this process. Any thread."""
         now = time.time_ns()
         remembered, recorded = PROCESS_GROUPS.remembered()
         frames = sys._current_frames()
@@ -147,7 +147,7 @@ class Inspection:
             )
 
     def _idle_seconds(self, thread: int) -> float:
-        """Seconds for which a thread has not run, as far as earlier inspections saw it."""
+        """Returns the seconds for which a thread has not run, as far as earlier inspections show."""
         now, paused = time.monotonic(), times_paused(thread)
         before, since = self._paused.get(thread, (-1, now))
         if paused < 0 or paused != before:
@@ -162,13 +162,13 @@ class Inspection:
 
 
 def _collective(key: GroupKey, records: Sequence[FlightRecord], now: int, since: int) -> NewestCollective:
-    """The newest of a group. `since` is when the call under way has begun, both by the wall clock."""
+    """Returns the newest collective of a group. The call under way began at `since`, by the wall clock like `now`."""
     newest, last = records[-1], dict[int, str]()
     for record in records[-MOST_COLLECTIVES:]:  # several are one where they are coalesced
         text = f"{_name(record)} of {_inputs(record)}" if _inputs(record) else _name(record)
         last[record.collective_seq_id] = " and ".join(filter(None, [last.get(record.collective_seq_id), text]))
     if len(records) > MOST_COLLECTIVES:
-        del last[next(iter(last))]  # it may be part of one
+        del last[next(iter(last))]  # it may be part of a coalesced one
     times = [record.time_created_ns for record in records if record.time_created_ns >= since]
     return NewestCollective(
         key,
@@ -194,7 +194,7 @@ def _inputs(record: FlightRecord) -> str:
 
 
 def _peers(frame: FrameType | None) -> Iterator[int]:
-    """The rank of torch.distributed for whose message a thread waits."""
+    """Yields the rank of torch.distributed for whose message a thread waits, if any."""
     while frame is not None:
         names = _PEERS.get(frame.f_code.co_name)
         if names is not None and is_torchs(frame):
@@ -211,7 +211,7 @@ def _peers(frame: FrameType | None) -> Iterator[int]:
 
 
 def _is_for_children(lines: Iterable[StackLine]) -> bool:
-    """Whether a stack ends in functions that wait for other processes."""
+    """Returns whether a stack ends in functions that wait for other processes."""
     for line in lines:
         if line.users:
             return False
@@ -221,13 +221,13 @@ def _is_for_children(lines: Iterable[StackLine]) -> bool:
 
 
 def _helpers(own: threading.Thread) -> list[int]:
-    """The program's other threads, by native number."""
+    """Returns the native numbers of the program's other threads."""
     threads = (thread for thread in threading.enumerate() if not thread.name.startswith("monarch"))
     return [thread.native_id or 0 for thread in threads if thread is not own]
 
 
 def _wake_count(thread: int) -> int:
-    """How often a thread was woken that waits for a file or a connection; -1 for one that waits for anything else."""
+    """Returns how often a thread that waits for a file or a connection was woken; -1 if it waits for anything else."""
     folder = f"/proc/self/task/{thread}"
     try:
         waits_in = Path(folder, "wchan").read_text()
@@ -239,7 +239,7 @@ def _wake_count(thread: int) -> int:
 
 
 def _lines(frame: FrameType | None) -> tuple[StackLine, ...]:
-    """The user's part of a stack, innermost first: from the library's code that runs endpoints inwards."""
+    """Returns the user's part of a stack, innermost first, up to the library's code that runs endpoints."""
     lines: list[StackLine] = []
     while frame is not None and len(lines) < MOST_LINES:
         code = frame.f_code
@@ -253,7 +253,7 @@ def _lines(frame: FrameType | None) -> tuple[StackLine, ...]:
 
 
 def _processor_seconds(thread: int) -> float:
-    """Processor time of a thread; 0.0 where the system does not measure it."""
+    """Returns the processor time of a thread; 0.0 where the system does not measure it."""
     try:
         return time.clock_gettime((~thread << 3) | 6)  # Linux' clock of a thread by its number
     except (OSError, OverflowError):
@@ -261,7 +261,7 @@ def _processor_seconds(thread: int) -> float:
 
 
 def _transferred(thread: int) -> int:
-    """Bytes that a thread has read and written; 0 where the system does not count them."""
+    """Returns the bytes that a thread has read and written; 0 where the system does not count them."""
     try:
         fields = dict(line.split(": ") for line in Path(f"/proc/self/task/{thread}/io").read_text().splitlines())
         return int(fields["rchar"]) + int(fields["wchar"])

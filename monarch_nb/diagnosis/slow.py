@@ -1,4 +1,4 @@
-"""`stragglers(mesh)`: which ranks are slow, in what, and how much of the time the others wait for them."""
+"""`stragglers(mesh)`: which ranks are slow, in which phase, and how long the others wait for them."""
 
 import math
 import time
@@ -20,37 +20,37 @@ from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import counted, host_of
 
 DEFAULT_SECONDS = 3.0
-ANSWER_S = 5.0  # for a rank to say what it has sampled
+ANSWER_S = 5.0  # for a rank to send its samples
 
-NOTABLE = 0.02  # of the time, which others wait for a rank
+NOTABLE = 0.02  # of the time that others wait for a rank
 ERRORS = 1.5  # standard errors that a sampled share may have
-CONFIRMED = 0.25  # of its lateness, that a rank also waits less than the others
-MANY = 10  # collectives or calls, before a rank is called slow for sure
+CONFIRMED = 0.25  # of its lateness by which a rank also waits less than the others
+MANY = 10  # collectives or calls before a finding is sure
 SOME = 3
-LONG_S = 1.0  # a rank is called slow for sure: for less, the system may just have given its processor to others
+LONG_S = 1.0  # of lateness before a finding is sure: the system may have lent the processor to others for less
 SURE, LIKELY = 5.0, 3.0  # standard errors by which a rank is later than the others
-LATE_S = 0.00005  # that a rank is later in the mean: less is within what clocks and threads do
-OFTEN = 0.2  # of the collectives: a rank that is slow for sure is clearly later in so many, one of each step
-PARTS = 4  # of the time: it is later in each of them
-CLEAR = 2.5  # standard errors by which a sampled share is larger, before it is said
+LATE_S = 0.00005  # by which a rank is later in the mean: less may be noise of clocks and threads
+OFTEN = 0.2  # of the collectives in which a rank is clearly later, if the finding is sure: one of each step
+PARTS = 4  # of the time, in each of which a slow rank is later
+CLEAR = 2.5  # standard errors by which a reported sampled share is larger
 UNCLEAR = "more seconds of samples would show what takes longer"
-CROWDED = 0.1  # of the time, in which ranks wait for a processor: then the machine has too few
-MOSTLY = 0.5  # of what a rank takes longer than others
+CROWDED = 0.1  # of the time in which ranks wait for a processor, if the machine has too few
+MOSTLY = 0.5  # of the time that a rank takes longer than others
 
 
 @dataclass(frozen=True)
 class MeasuredProcs:
-    """What the processes of a mesh have sampled of themselves, by base rank."""
+    """The samples that the processes of a mesh have taken of themselves, by base rank."""
 
     name: str
     ranks: Mapping[int, RankTimes]
     clocks: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    """How many seconds a rank's clock is ahead at least, and at most; ranks of one machine have the same clock."""
+    """The least and the most seconds by which a rank's clock is ahead; ranks of one machine share a clock."""
     where: Callable[[Iterable[int]], str] = field(default=lambda ranks: f"ranks {sorted(ranks)}")
 
 
 class _Lateness(NamedTuple):
-    """How much later a rank is than the others that take part, in collectives or calls in the order of time."""
+    """A rank's delay behind the others that take part, in collectives or calls in the order of time."""
 
     title: str  # "collectives", "calls"
     seconds: Sequence[float]  # after the median of the others; less than 0 where it is earlier
@@ -91,14 +91,14 @@ class _Lateness(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """What a slow rank takes longer for than others: a phase, and a line of the program, where these are known."""
+    """The phase in which a slow rank takes longer than others, and the line of the program, if known."""
 
     phase: str
     source: str
     text: str
 
 
-# In the order of a step, those in which a rank waits last.
+# In the order of a step; phases in which a rank waits are last.
 PHASES = (
     "data iterator", "forward", "backward", "optimizer", "other", "garbage collection", "replies", "collective", "idle",
 )  # fmt: skip
@@ -114,20 +114,20 @@ _PHASE_TEXTS = {
 
 
 def judge_times(procs: MeasuredProcs) -> tuple[Finding, ...]:
-    """The ranks that hold others up by being slow, those that are certain first. Pure.
+    """Returns findings about ranks that hold others up by being slow, the certain ones first. Pure.
 
-    A slow rank waits less than the others do: the difference is what it costs. It is blamed only if it also begins
-    collectives, or ends calls, later than the others; for sure only if it does so often, throughout the time.
+    A slow rank waits less than the others: the difference is its cost. It is named only if it also begins collectives,
+    or ends calls, later than the others; the finding is sure only if it does so often, throughout the time.
     """
     ranks = {rank: times for rank, times in procs.ranks.items() if times.samples and times.seconds}
-    if len(ranks) < 2:  # also of a cell that has ended before a sample was taken
+    if len(ranks) < 2:  # also if a cell has ended before a sample was taken
         return ()
     lateness = _lateness(procs, ranks)
     own = {rank: 1.0 - _share(times, WAITING) for rank, times in ranks.items()}
     typical = median_low(own.values())
     slow = []
     for rank, late in lateness.items():
-        # What is sampled has an error; when collectives begin is known exactly.
+        # Samples have an error; the times at which collectives begin are exact.
         error = ERRORS * _error(own[rank], typical, ranks[rank].samples)
         is_certain = late.is_sure and late.share >= NOTABLE
         least = late.share * CONFIRMED - error if is_certain else NOTABLE + error
@@ -149,7 +149,7 @@ def judge_times(procs: MeasuredProcs) -> tuple[Finding, ...]:
 
 
 def _is_short_of_processors(ranks: Mapping[int, RankTimes], rank: int, peers: Sequence[int], more: float) -> bool:
-    """Whether all ranks wait for processors, and that one merely for longer: the system's choice, which may change."""
+    """Returns whether all ranks wait for processors, and `rank` merely for longer, by the scheduler's choice."""
     if not peers:
         return False
     mine, theirs = _queued(ranks[rank]), median(_queued(ranks[peer]) for peer in peers)
@@ -185,7 +185,7 @@ def _text(
 
 
 def _gpu_text(ranks: Mapping[int, RankTimes], group: Sequence[int], peers: Sequence[int]) -> list[str]:
-    """How busy the GPUs of these ranks are, where that is known of all."""
+    """Says how busy the GPUs of these ranks and of the others are; empty unless known for all."""
     mine, theirs = [ranks[rank].gpu_share for rank in group], [ranks[rank].gpu_share for rank in peers]
     if not theirs or min(*mine, *theirs) < 0:
         return []
@@ -199,7 +199,7 @@ def _queued(times: RankTimes) -> float:
     return times.queued / times.seconds
 
 
-# Reasons outside of the program, and the share of the time that they take.
+# Reasons outside the program, and the share of the time that they take.
 _REASONS: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
     ("the limit of its container takes", lambda times: times.throttled / times.seconds),
     ("waiting for a free processor takes", _queued),
@@ -207,7 +207,7 @@ _REASONS: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
 
 
 def _longer(ranks: Mapping[int, RankTimes], rank: int, peers: Sequence[int]) -> _Difference:
-    """What takes a rank longer than the median of the others."""
+    """Returns the line or phase in which a rank takes longer than the median of the others."""
     lines = _compared(ranks, rank, peers, lambda spent: (spent.phase, spent.source))
     phases = _compared(ranks, rank, peers, lambda spent: (spent.phase, ""))
     total = sum(mine - theirs for mine, theirs in lines.values())
@@ -226,7 +226,7 @@ def _longer(ranks: Mapping[int, RankTimes], rank: int, peers: Sequence[int]) -> 
 
 
 def _source_text(source: str) -> str:
-    """In words: a line, or an operation on sharded tensors."""
+    """Describes a line, or an operation on sharded tensors."""
     return f"at {line_name(source)}" if ":" in source else f"in {source}"
 
 
@@ -235,7 +235,7 @@ def _most_text(location: str, mine: float, theirs: float) -> str:
 
 
 def _is_most(mine: float, theirs: float, total: float, samples: int) -> bool:
-    """Whether a difference is most of the whole one, and no chance of sampling."""
+    """Returns whether a difference is most of `total`, and significant for so many samples."""
     return mine - theirs >= max(MOSTLY * total, CLEAR * _error(mine, theirs, samples))
 
 
@@ -245,7 +245,7 @@ def _compared(
     peers: Sequence[int],
     key_of: Callable[[TimeSpent], tuple[str, str]],
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """What takes a rank longer than the median of the others: its share of the time, and theirs."""
+    """Returns a rank's share of the time and the others' median, by key, where the rank's is larger."""
     shares = {member: dict[tuple[str, str], float]() for member in (rank, *peers)}
     for member, by_key in shares.items():
         for spent in ranks[member].spent:
@@ -260,12 +260,12 @@ def _share(times: RankTimes, phases: Iterable[str]) -> float:
 
 
 def _error(mine: float, theirs: float, samples: int) -> float:
-    """The standard error of the difference of two sampled shares."""
+    """Returns the standard error of the difference of two sampled shares."""
     return math.sqrt((mine * (1 - mine) + theirs * (1 - theirs)) / samples)
 
 
 def phase_shares(procs: MeasuredProcs) -> dict[int, dict[str, float]]:
-    """The share of the time that each rank has spent in each phase; "other" in none of them."""
+    """Returns the share of the time that each rank has spent in each phase; "other" outside all phases."""
     shares: dict[int, dict[str, float]] = {}
     for rank, times in procs.ranks.items():
         if times.seconds:
@@ -275,11 +275,11 @@ def phase_shares(procs: MeasuredProcs) -> dict[int, dict[str, float]]:
     return shares
 
 
-# -- who was last ------------------------------------------------------------------------------------------------------
+# -- lateness ----------------------------------------------------------------------------------------------------------
 
 
 def _lateness(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> dict[int, _Lateness]:
-    """By rank: from collectives, or from calls where there are not enough of these."""
+    """Returns the lateness of each rank in collectives, or in calls if there are too few collectives."""
     events = sorted(_collectives(procs, ranks), key=lambda event: max(event.values()))
     collectives = _late_of("collectives", events, max(events[-1].values()) - max(events[0].values()) if events else 0.0)
     calls = _late_of("calls", list(_calls(ranks)), max(times.seconds for times in ranks.values()))
@@ -288,9 +288,9 @@ def _lateness(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> dict[int,
 
 
 def _late_of(title: str, events: Sequence[Mapping[int, float]], span: float) -> dict[int, _Lateness]:
-    """`events` are, in the order of time, when each rank began or how long it took, in seconds.
+    """Returns the lateness of each rank; `events` has its beginnings or durations in seconds, in the order of time.
 
-    One event that took very long counts as much as others that took long, so that it does not decide alone.
+    An event that took very long counts no more than others that took long, so that it does not decide alone.
     """
     late: dict[int, list[float]] = {}
     for times in events:
@@ -304,7 +304,7 @@ def _late_of(title: str, events: Sequence[Mapping[int, float]], span: float) -> 
 
 
 def _collectives(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> Iterator[dict[int, float]]:
-    """When ranks have begun each collective that all members of its group that answered have begun."""
+    """Yields the times at which ranks began each collective that all answering members of its group have begun."""
     groups: dict[GroupKey, dict[int, dict[int, int]]] = {}
     for base, times in ranks.items():
         for begun in times.collectives:
@@ -330,7 +330,7 @@ def _unknown(procs: MeasuredProcs, rank: int) -> float:
 
 
 def _calls(ranks: Mapping[int, RankTimes]) -> Iterator[dict[int, float]]:
-    """How long ranks took for each call that ran on several of them and has ended."""
+    """Yields the durations by rank of each call that ran on several ranks and has ended."""
     calls: dict[str, dict[int, float]] = {}
     for base, times in ranks.items():
         for call in times.calls[1:-1]:  # the first had begun before, and the last may not have ended
@@ -351,7 +351,7 @@ def _percent(share: float) -> str:
 class StragglerWatch:
     """Compares the ranks of a mesh while it is entered: which are slow, in which phase of their steps, at which line.
 
-    `diagnosis` is there once it is left, and in `measured` where the time of each rank went.
+    On exit, `diagnosis` has the findings, and `measured` the time of each rank by phase and line.
     """
 
     def __init__(self, mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None) -> None:
@@ -397,10 +397,10 @@ def stragglers(
 
     Every process of a mesh, or without one of all meshes with calls under way, samples itself for so many seconds: how
     long it waits for messages or in collectives of torch.distributed, and what it does otherwise. PyTorch's flight
-    recorder says who was last to begin each collective, also earlier in the same call, for up to a minute. Ranks
-    without collectives are compared by the calls that they run. Interrupts nobody; sampling takes up to 3 % of the
-    time. Blocks for `seconds`, and some more where ranks do not answer. What a GPU does is not seen, only what its
-    process does.
+    recorder knows the last rank to begin each collective, also earlier in the same call, for up to a minute. Ranks
+    without collectives are compared by the calls that they run. Interrupts nothing; sampling takes up to 3 % of the
+    time. Blocks for `seconds`, and some more where ranks do not answer. The work of a GPU is not sampled, only its
+    process.
 
     Raises TypeError for a value that is not a mesh, ValueError for `seconds` out of range.
     """
@@ -414,7 +414,7 @@ def stragglers(
 def _clocks(
     runtime: Runtime, procs: ProcState, replies: Mapping[int, BegunTimes], begin: int, end: int
 ) -> dict[int, tuple[float, float]]:
-    """By how many seconds the clock of each rank's machine is ahead of this one's: at least, and at most."""
+    """Returns the least and the most seconds by which the clock of each rank's machine is ahead of this one's."""
     hosts = {rank: host_of(procs.address(rank)) for rank in replies}
     if len(set(hosts.values())) < 2:
         return {}

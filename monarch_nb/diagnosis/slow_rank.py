@@ -1,4 +1,4 @@
-"""Where one process spends its time, sampled for some seconds: its share of `stragglers`."""
+"""Samples of one process's time, taken for some seconds: its part of `stragglers`."""
 
 import dis
 import gc
@@ -18,15 +18,15 @@ from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.wire import ENGINE, is_users_file
 
 PERIOD_S = 0.005
-MOST_COST = 0.03  # of the time: where a sample takes longer, fewer are taken
+MOST_COST = 0.03  # of the time: if a sample takes longer, fewer are taken
 MOST_SECONDS = 600.0
 MOST_FRAMES = 200
 MOST_LINES = 100  # those that took the most time
-HISTORY_S = 60.0  # of collectives of a call that ran before
+HISTORY_S = 60.0  # of earlier collectives of the same call
 
 IDLE, COLLECTIVE, REPLIES, COLLECTS = "idle", "collective", "replies", "garbage collection"
 WAITING = frozenset({IDLE, COLLECTIVE})  # phases in which a rank waits for others
-# The phase of a stack by the directory of PyTorch's code that it goes through, the first that is found.
+# The phase of a stack, by the first of these parts of PyTorch's code that it contains.
 _PHASES = (
     ("data iterator", f"{os.sep}torch{os.sep}utils{os.sep}data{os.sep}"),
     ("optimizer", f"{os.sep}torch{os.sep}optim{os.sep}"),
@@ -34,13 +34,13 @@ _PHASES = (
     ("forward", f"{os.sep}torch{os.sep}nn{os.sep}modules{os.sep}module.py"),
 )
 _WAITS = frozenset({"wait", "wait_tensor", "wait_stream", "barrier", "monitored_barrier", "synchronize"})
-# PyTorch's code through which it calls operations, whose names its callers have.
+# PyTorch's code that dispatches operations; the callers' code has their names.
 _OPERATIONS = (f"{os.sep}torch{os.sep}_ops.py", f"{os.sep}torch{os.sep}_library{os.sep}")
 _BACKWARD = "run_backward"  # DistributedDataParallel waits for its collectives in it
 
 
 class _Code:
-    """What is known of a code object."""
+    """Properties of a code object."""
 
     __slots__ = ("callees", "code", "is_of_operations", "is_ours", "is_users", "phase")
 
@@ -53,7 +53,7 @@ class _Code:
         self.phase = next((index for index, (_, part) in enumerate(_PHASES) if part in file), len(_PHASES))
 
     def callee(self, offset: int) -> str:
-        """The name of the function that the instruction calls, "" where it calls none."""
+        """Returns the name of the function that the instruction at `offset` calls; "" if it calls none."""
         name = self.callees.get(offset)
         if name is None:
             name = self.callees[offset] = callee_of(self.code, offset)
@@ -61,7 +61,7 @@ class _Code:
 
 
 def callee_of(code: CodeType, offset: int) -> str:
-    """The name of the function that an instruction calls, as in the source; "" where it calls none."""
+    """Returns the name of the function that an instruction calls, as in the source; "" if it calls none."""
     names: dict[tuple[int | None, int | None], str] = {}  # of the last name that begins at a position
     callee = ""
     for instruction in dis.get_instructions(code):
@@ -78,7 +78,7 @@ def callee_of(code: CodeType, offset: int) -> str:
 class TimeSampler:
     """Samples the endpoint that runs in a process: the phase of its step, and the line of the user's program.
 
-    A sample counts for the time since the one before. Sampling begins at once, and ends after ten minutes.
+    A sample counts for the time since the previous one. Sampling begins at once, and ends after ten minutes.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -129,7 +129,7 @@ class TimeSampler:
             gc.callbacks.remove(self._note_collection)
 
     def _note_collection(self, phase: str, _: object) -> None:
-        """The hook of the garbage collector: meanwhile nothing else runs."""
+        """Hook of the garbage collector, during which no other thread runs."""
         now = time.perf_counter()
         if phase == "start":
             self._collecting = now
@@ -147,7 +147,7 @@ class TimeSampler:
             self._add(IDLE, "", seconds)
             self._newest = (IDLE, "", seconds)
             return
-        cell, (call, endpoint, _) = min(running, key=lambda pair: pair[1][2])  # the one that has run longest
+        cell, (call, endpoint, _) = min(running, key=lambda pair: pair[1][2])  # the longest-running one
         thread = cell.executor.thread
         frame = sys._current_frames().get(thread.ident or 0)
         phase, source = self._phase_and_line(frame, thread.native_id or 0)
@@ -167,7 +167,7 @@ class TimeSampler:
         self._calls[call] = CallTime(call, title, seconds + (before.seconds if before else 0.0))
 
     def _move(self, seconds: float) -> None:
-        """Takes time of the newest sample for a collection of garbage."""
+        """Reassigns time of the newest sample to a garbage collection."""
         phase, source, _ = self._newest
         self._add(phase, source, -seconds)
         self._add(COLLECTS, source, seconds)
@@ -177,7 +177,7 @@ class TimeSampler:
         self._spent[key] = self._spent.get(key, 0.0) + seconds
 
     def _phase_and_line(self, frame: FrameType | None, thread: int) -> tuple[str, str]:
-        """The phase, and the innermost line of the user's program."""
+        """Returns the phase, and the innermost line of the user's program."""
         source, phase, called, is_call = "", len(_PHASES), "", True
         for _ in range(MOST_FRAMES):
             if frame is None:
@@ -203,7 +203,7 @@ class TimeSampler:
         return _PHASES[phase][0] if phase < len(_PHASES) else "", source
 
     def _longest(self) -> tuple[TimeSpent, ...]:
-        """The lines that took the most time."""
+        """Returns the lines that took the most time."""
         most = sorted(self._spent.items(), key=lambda item: -item[1])
         listed = [TimeSpent(phase, source, seconds) for (phase, source), seconds in most[:MOST_LINES] if seconds > 0]
         rest = sum(seconds for _, seconds in most[MOST_LINES:])
@@ -216,7 +216,7 @@ def _is_distributed() -> bool:
 
 
 def _uses_gpu() -> bool:
-    """Backward passes on a GPU run on threads of their own, so that a thread that sleeps in one may compute."""
+    """Returns whether backward passes run on a GPU, on their own threads: then a thread asleep in one may compute."""
     module = sys.modules.get("torch.cuda")
     return module is not None and bool(module.is_initialized())
 
@@ -228,7 +228,7 @@ def _begun(since: int) -> Iterable[BegunCollectives]:
 
 
 def _queued_seconds(runtime: Runtime) -> float:
-    """How long the threads that run endpoints have waited for a processor; 0.0 where the system does not count it."""
+    """Returns how long the threads of endpoints have waited for a processor; 0.0 where the system does not count it."""
     total = 0
     for cell in tuple(runtime.cells.values()):
         try:
@@ -239,7 +239,7 @@ def _queued_seconds(runtime: Runtime) -> float:
 
 
 def _throttled_seconds() -> float:
-    """How long a limit of the container has kept this process from its processors; 0.0 without one."""
+    """Returns how long a limit of the container has kept this process from its processors; 0.0 without a limit."""
     try:
         fields = dict(line.split() for line in Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines())
         return int(fields["throttled_usec"]) / 1e6

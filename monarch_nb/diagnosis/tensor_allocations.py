@@ -1,4 +1,4 @@
-"""Where the memory of the tensors of one thread was allocated, as long as it lives, and what lived at its peak."""
+"""Records of the lines that allocated the living tensors of one thread, and those that lived at the peak."""
 
 import sys
 import threading
@@ -38,19 +38,19 @@ _KINDS = (torch.Tensor, torch.nn.Parameter)
 
 
 class AllocatedAt(NamedTuple):
-    """Where memory of tensors of the same kind was allocated."""
+    """The line that allocated memory of tensors of one kind."""
 
     source: str  # "file:line", "" where no line of the program is known
     what: str  # "float32 [64, 1024]"
     device: str
 
 
-# The user's code and line, dtype, shape and device: what a record of an allocation is made from.
+# The user's code and line, dtype, shape and device: the key of an allocation's record.
 _Key: TypeAlias = "tuple[CodeType | None, int, torch.dtype, torch.Size, torch.device]"
 
 
 class _Allocation:
-    """What is known of one allocation, also after its end. `number` counts them, from 1."""
+    """One allocation, also after its end. `number` counts allocations from 1."""
 
     __slots__ = ("bytes", "issued", "key", "kind", "name", "number", "tensor")
 
@@ -61,14 +61,14 @@ class _Allocation:
         self.tensor: tuple[int, int] | None = None
 
     def part(self) -> PeakPart:
-        """Its share of a peak: by name or module if it has one, else by line, else by type and shape."""
+        """Returns its share of a peak, by name or module if it has one, else by line, else by type and shape."""
         site = _allocated_at(*self.key)
         name, source = self.name or site.what, "" if self.name else site.source
         return PeakPart(HeldMemory(self.kind, name, site.device, self.bytes), source, self.issued, self.tensor)
 
 
 class _Storage(weakref.ref[torch.UntypedStorage]):
-    """Memory of tensors while it lives, be it in the graph of a backward pass alone."""
+    """Memory of tensors while it lives, even if only the graph of a backward pass holds it."""
 
     __slots__ = ("allocation", "number")
     allocation: _Allocation
@@ -76,7 +76,7 @@ class _Storage(weakref.ref[torch.UntypedStorage]):
 
 
 class _Peak:
-    """The sum of the allocations on one device, and those of its peak that have ended since."""
+    """The sum of the allocations on one device, and the allocations of its peak that have ended since."""
 
     __slots__ = ("allocation", "ended", "most", "now")
 
@@ -98,10 +98,10 @@ class _Peak:
 
 
 class TensorAllocations(WatchMode):
-    """Records where the memory of tensors comes from, and forgets what is freed, but for what lived at the peak.
+    """Records the origin of tensors' memory, and forgets memory that is freed, unless it lived at the peak.
 
-    Memory of tensors that there were before counts in peaks. In a worker of sharded tensors, `operation_in` says which
-    operation runs in a frame.
+    Memory of earlier tensors counts in peaks. In a worker of sharded tensors, `operation_in` returns the operation
+    that runs in a frame.
     """
 
     def __init__(self, operation_in: Callable[[FrameType], tuple[int, int] | None] | None = None) -> None:
@@ -131,7 +131,7 @@ class TensorAllocations(WatchMode):
         self.enter()
 
     def end(self) -> tuple[PeakMemory, ...]:
-        """Records no more; what is freed is forgotten as before. Returns the peak of each device, the largest first."""
+        """Ends recording; freed memory is still forgotten. Returns the peak of each device, the largest first."""
         self.leave()
         for hook in self._hooks:
             hook.remove()
@@ -168,7 +168,7 @@ class TensorAllocations(WatchMode):
         if memory._cdata in self._storages or tensor.is_meta:
             return
         if any(argument.untyped_storage()._cdata == memory._cdata for argument in _strided((args, kwargs))):
-            return  # a view of what another thread has made
+            return  # a view of memory that another thread has allocated
         frame = sys._getframe(2)
         users = users_frame(frame) if self._operation_in is None else None  # else its line is not in this process
         module = (self._forward.of_backward() or "") if is_backward else self._modules.current
@@ -196,7 +196,7 @@ class TensorAllocations(WatchMode):
             self._peaks[storage.allocation.key[-1]].ends(storage.allocation)
 
     def _step(self, optimizer: Optimizer) -> None:
-        """Labels what an optimizer has, before and after its step: gradients may end with it."""
+        """Labels the tensors of an optimizer, before and after its step, which may free gradients."""
         if not torch.compiler.is_compiling():
             if any(parameter not in self._names for group in optimizer.param_groups for parameter in group["params"]):
                 self._label(LivingTensors().named)
@@ -212,14 +212,14 @@ class TensorAllocations(WatchMode):
                     storage.allocation.kind, storage.allocation.name = kind, name
 
     def label_numbers(self, tensors: Iterable[tuple[tuple[int, int], torch.Tensor]]) -> None:
-        """Says under which number, with that of its stream, the controller knows tensors that live."""
+        """Labels living tensors with the stream and number by which the controller knows them."""
         for number, tensor in tensors:
             storage = self._storages.get(tensor.untyped_storage()._cdata)
             if storage is not None and storage.allocation.tensor is None:
                 storage.allocation.tensor = number
 
     def alive(self) -> dict[AllocatedAt, tuple[int, int]]:
-        """Bytes and number of the allocations since the beginning that live, by where they were made. Any thread."""
+        """Returns bytes and number of the living allocations since the beginning, by origin. Any thread."""
         by_key: dict[_Key, tuple[int, int]] = {}
         for storage in tuple(self._storages.values()):
             block = storage.allocation
@@ -238,21 +238,21 @@ class TensorAllocations(WatchMode):
                 lived = [block for block in alive if block.key[-1] == device and block.number <= last.number]
                 parts = [block.part() for block in (*lived, *peak.ended)]
                 unseen = maxima.get(device, 0) - peak.most
-                if unseen > 0 and maxima[device] > self._maxima.get(device, 0):  # the allocator's peak was in this time
+                if unseen > 0 and maxima[device] > self._maxima.get(device, 0):  # the allocator's peak is recent
                     parts.append(PeakPart(HeldMemory(UNSEEN, "", str(device), unseen, 0)))
                 size = peak.most + sum(part.held.size for part in parts[len(lived) + len(peak.ended) :])
                 yield PeakMemory(str(device), size, _allocated_at(*last.key).source, _summed(parts), last.issued)
 
 
 def _allocator_maxima() -> dict[torch.device, int]:
-    """The most bytes that PyTorch's allocator has given at a time, by GPU; none where CUDA is not in use."""
+    """Returns the most bytes that PyTorch has had allocated at a time, by GPU; empty while CUDA is not in use."""
     is_in_use: Callable[[], bool] = torch.cuda.is_initialized  # without types
     gpus = range(torch.cuda.device_count() if is_in_use() else 0)
     return {torch.device("cuda", index): torch.cuda.max_memory_allocated(index) for index in gpus}
 
 
 def _summed(parts: Iterable[PeakPart]) -> tuple[PeakPart, ...]:
-    """Equal parts as one; the largest first."""
+    """Merges parts that are alike; the largest first."""
     alike: dict[PeakPart, list[HeldMemory]] = {}
     for part in parts:
         alike.setdefault(part._replace(held=msgspec.structs.replace(part.held, size=0)), []).append(part.held)

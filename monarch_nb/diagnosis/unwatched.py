@@ -1,7 +1,7 @@
-"""Diagnoses a mesh that has no controller, in the agents of its hosts, by repeated inspection of the ranks.
+"""Diagnosis of a mesh that has no controller, by agents of its hosts that repeatedly inspect the ranks.
 
-An agent loads this for the first mesh that is left to it. The agent of the first host looks at the ranks of all hosts,
-since ranks that hold up one host may be on another; the other agents see the ranks of their own host only.
+An agent loads this module with the first mesh that loses its controller. The agent of the first host inspects the
+ranks of all hosts, since ranks may wait for ranks of another host; the other agents inspect their own host's ranks.
 """
 
 import logging
@@ -23,7 +23,7 @@ from monarch_nb.host.verbs import SAMPLES
 from monarch_nb.shape import Extent, places_of, spans
 from monarch_nb.wire import agent_of, counted, host_of, parse_address
 
-WITHOUT_PROGRESS_S = 10.0  # between two rounds, and until ranks that do the same are judged
+WITHOUT_PROGRESS_S = 10.0  # between two rounds, and until ranks without progress are judged
 LOOKS_APART_S = 0.5  # a rank that works has moved by then
 ASK_AGAIN_S = 60.0  # for processes that have not answered before
 ANSWER_S = 1.5  # for the second look
@@ -35,8 +35,8 @@ Activity = frozenset[tuple[object, ...]]
 class UnwatchedMesh:
     """The ranks of one mesh while it has no controller. All methods are for the agent's loop.
 
-    Each round looks at the ranks once. If none has come further since the round before, a second look follows, and the
-    judge decides. Findings are in the mesh's file of findings; what goes wrong is logged, and disturbs nothing.
+    Each round inspects the ranks once. If none has made progress since the previous round, a second look follows, and
+    `judge` decides. Findings are written to the mesh's file of findings; errors are logged and have no other effect.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class UnwatchedMesh:
     ) -> None:
         self._procs, self._sender, self._schedule = procs, sender, schedule
         self._remote = {parse_address(address).rank: address for address in spec.elsewhere}
-        self._samples: dict[str, ProcSamples] = {}  # of silent processes elsewhere, by host
+        self._samples: dict[str, ProcSamples] = {}  # of silent processes on other hosts, by host
         self._region = Extent([*spec.extent], [*spec.extent.values()]).region
         host = host_of(sender.address)
         self._run = RunFindings(uid=uid, name=name, host=host, actors=spec.actors, since=time.time())
@@ -59,15 +59,15 @@ class UnwatchedMesh:
         self._activity: Activity = frozenset()
         self._runners: dict[str, set[int]] = {}  # ranks that have run a call, by call
         self._exits: dict[int, Exited] = {}
-        self._write_error = ""  # of the last write, "" if it succeeded
+        self._write_error = ""  # of the last write; "" if it succeeded
 
     def end(self) -> tuple[RunFinding, ...]:
-        """Looks no more; returns what was found."""
+        """Stops inspecting; returns the findings."""
         self._ended = True
         return self._run.findings
 
     def exited(self, process: Exited) -> None:
-        """A process of the mesh has ended."""
+        """Notes that a process of the mesh has ended."""
         if not process.expected and not self._ended:
             self._exits[parse_address(process.address).rank] = process
             self._judge({}, {}, ends_only=True)
@@ -75,7 +75,7 @@ class UnwatchedMesh:
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     def round(self) -> None:
-        """Looks at the ranks, and does so again and again from then on."""
+        """Inspects the ranks, and schedules the next round."""
         if self._ended:
             return
         self._schedule(WITHOUT_PROGRESS_S, self.round)
@@ -84,7 +84,7 @@ class UnwatchedMesh:
         self._schedule(LOOKS_APART_S, lambda: self._compare(before))
 
     def _inspect(self, by_rank: dict[int, Evidence]) -> None:
-        """Asks all processes but those that have not answered a question before."""
+        """Asks all processes except those that have not answered an earlier question."""
         now = time.monotonic()
         running = [child.address for child in self._living() if child.state == "running"]
         for address in (*running, *self._remote.values()):
@@ -118,7 +118,7 @@ class UnwatchedMesh:
             self._note(())
 
     def _sample(self, answered: Collection[int]) -> None:
-        """Asks the agents of other hosts about processes there that have not answered."""
+        """Asks the agents of other hosts about their processes that have not answered."""
         self._samples = {}
         silent: dict[str, list[str]] = {}
         for rank, address in self._remote.items():
@@ -143,7 +143,7 @@ class UnwatchedMesh:
                 ranks=finding.ranks,
                 text=finding.text,
                 source=finding.source,
-                # Who was called is not known here.
+                # The called ranks are not known here.
                 sure=finding.sure and not (finding.kind == "stuck" and uncertain.issuperset(finding.ranks)),
                 first=now,
                 last=now,
@@ -183,12 +183,12 @@ class UnwatchedMesh:
         return states, details
 
     def _calls(self, after: Mapping[int, Evidence]) -> Iterator[UnansweredCall]:
-        """Calls that some ranks have not answered; the size is known of calls that other ranks have run."""
+        """Yields calls that some ranks have not answered; the size is that of calls that other ranks have run."""
         missing: dict[tuple[str, str, str], set[int]] = {}
         for rank, run in _runs(after):
             missing.setdefault((run.call, run.actor, run.endpoint.lstrip("@!")), set()).add(rank)
         own = {parse_address(child.address).rank for child in self._living()}
-        silent = (own | self._remote.keys() | self._exits.keys()) - after.keys()  # they may run any of these calls
+        silent = (own | self._remote.keys() | self._exits.keys()) - after.keys()  # these may run any of the calls
         total = self._size + len(self._exits)
         for (call, actor, endpoint), ranks in missing.items():
             runners = self._runners.get(call, ranks)
@@ -224,7 +224,7 @@ def _runs(by_rank: Mapping[int, Evidence]) -> Iterator[tuple[int, EndpointRun]]:
 
 
 def _activity(by_rank: Mapping[int, Evidence]) -> Activity:
-    """What ranks do, without what changes while they do it."""
+    """Returns the calls and collectives that ranks are in, which stay equal without progress."""
     runs = ((rank, run.call) for rank, run in _runs(by_rank))
     newest = ((rank, last.group, last.number) for rank, evidence in by_rank.items() for last in evidence.collectives)
     return frozenset((*runs, *newest)) if any(evidence.running for evidence in by_rank.values()) else frozenset()
@@ -238,7 +238,7 @@ def begin(
     sender: AgentSender,
     schedule: Callable[[float, Callable[[], None]], object],
 ) -> tuple[Callable[[Exited], None], Callable[[], tuple[RunFinding, ...]]]:
-    """Begins to diagnose a mesh; returns what takes the ends of its processes, and what ends the diagnosis."""
+    """Begins to diagnose a mesh; returns functions that take the ends of its processes, and that end the diagnosis."""
     mesh = UnwatchedMesh(uid, name, spec, procs, sender, schedule)
     mesh.round()
     return mesh.exited, mesh.end

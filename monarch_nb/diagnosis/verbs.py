@@ -1,4 +1,4 @@
-"""Engine messages of a diagnosis: what a process runs, and its collectives."""
+"""Engine messages of a diagnosis: a process's endpoints and collectives, times and memory."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from monarch_nb.wire import Verb
 
 
 class StackLine(msgspec.Struct, array_like=True, frozen=True):
-    """A line of a stack; `users` is False in installed libraries."""
+    """A line of a stack; `users` is False for lines of installed libraries."""
 
     file: str
     line: int
@@ -31,7 +31,7 @@ class LockWait(msgspec.Struct, array_like=True, frozen=True):
     lock: str  # as the program names it: "self.lock"
     line: StackLine
     owner: str  # name of the thread that holds it
-    owner_line: StackLine  # where that is
+    owner_line: StackLine  # the owner's present line
     paused: int  # how often the waiting thread has stopped running; -1 where that is not known
 
 
@@ -50,14 +50,14 @@ class EndpointRun(msgspec.Struct, array_like=True, frozen=True):
     processor: float  # seconds that its thread has used so far
     transferred: int  # bytes that its thread has read and written so far
     waits: tuple[AwaitedCall, ...] = ()
-    callee: str = ""  # the function in C that its innermost line calls, "" for none
+    callee: str = ""  # the C function that its innermost line calls; "" for none
     peers: tuple[int, ...] = ()  # ranks of torch.distributed whose message it waits for
     woken: int = -1  # times that its thread was woken, where it waits for a file or a connection; else -1
     helpers: float = 0.0  # processor seconds of other threads and of child processes that it waits for
     waits_for_child: bool = False
-    still: float = 0.0  # seconds for which its thread has not run, as far as several inspections show
+    still: float = 0.0  # seconds for which its thread has not run, as far as inspections show
     lock: LockWait | None = None  # for which its thread waits
-    helpers_woken: int = 0  # times that other threads were woken which wait for a file or a connection
+    helpers_woken: int = 0  # wakeups of other threads that wait for a file or a connection
     helpers_paused: int = 0  # times that other threads have stopped running
 
 
@@ -71,27 +71,27 @@ class NewestCollective(msgspec.Struct, array_like=True, frozen=True):
     is_pending: bool
     seconds: float  # since it began
     thread: int
-    last: tuple[tuple[int, str], ...] = ()  # number, name and inputs of the last ones in the group, this one included
+    last: tuple[tuple[int, str], ...] = ()  # number, name and inputs of the group's last collectives, this one included
     pause: float = 0.0  # the longest between two of them in the call under way
 
 
 class Inspect(msgspec.Struct, array_like=True, frozen=True):
-    """Asks a process what it runs."""
+    """Asks a process for its evidence."""
 
 
 class Evidence(msgspec.Struct, array_like=True, frozen=True):
-    """What a process runs."""
+    """The endpoints, collectives and lock cycles of a process."""
 
     running: tuple[EndpointRun, ...] = ()
     collectives: tuple[NewestCollective, ...] = ()
     groups: tuple[GroupKey, ...] = ()  # of which it is a member
     rank: int = -1  # of torch.distributed
     has_recorder: bool = False  # collectives are recorded
-    circle: tuple[LockWait, ...] = ()  # threads each of which waits for a lock of the next one
+    circle: tuple[LockWait, ...] = ()  # threads, each of which waits for a lock of the next
 
 
 class BeginTimes(msgspec.Struct, array_like=True, frozen=True):
-    """Starts to sample where the time of a process goes, until `EndTimes`, or for ten minutes."""
+    """Starts sampling of a process's time, until `EndTimes`, or for ten minutes."""
 
     number: int  # counted by the requester
 
@@ -103,7 +103,7 @@ class BegunTimes(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EndTimes(msgspec.Struct, array_like=True, frozen=True):
-    """Stops sampling; the answer is what was sampled."""
+    """Stops sampling; the reply is `RankTimes`."""
 
     number: int
 
@@ -125,7 +125,7 @@ class CallTime(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BegunCollectives(msgspec.Struct, array_like=True, frozen=True):
-    """When a process has begun collectives of a group."""
+    """The times at which a process has begun collectives of a group."""
 
     group: GroupKey
     numbers: tuple[int, ...]
@@ -133,7 +133,7 @@ class BegunCollectives(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):
-    """How a process has spent its time."""
+    """The sampled time of a process, by phase and line."""
 
     seconds: float  # that were sampled
     samples: int
@@ -142,12 +142,12 @@ class RankTimes(msgspec.Struct, array_like=True, frozen=True):
     collectives: tuple[BegunCollectives, ...] = ()
     queued: float = 0.0  # seconds in which its threads were ready to run, and waited for a processor
     throttled: float = 0.0  # seconds in which a limit of its container kept it from its processors
-    gpu: str = ""  # why its GPU runs slower than it could: "it is too hot (91 °C)"; "" where that is not known
-    gpu_share: float = -1.0  # of the last moments in which kernels ran there, -1 where that is not known
+    gpu: str = ""  # the reason why its GPU is throttled: "it is too hot (91 °C)"; "" if not known
+    gpu_share: float = -1.0  # of the latest time in which kernels ran there; -1 if not known
 
 
 class AskMemory(msgspec.Struct, array_like=True, frozen=True):
-    """Asks a process what memory it uses."""
+    """Asks a process for its use of memory."""
 
 
 class TensorsAlike(msgspec.Struct, array_like=True, frozen=True):
@@ -175,12 +175,12 @@ class ProcessMemory(msgspec.Struct, array_like=True, frozen=True):
     measure: str  # of `used`, see `host.linux.memory_used`
     resident: int
     peak: int  # of what was resident
-    limit: int  # of the machine, or of the container, for all its processes; 0 where not known
+    limit: int  # for all processes of the machine or container; 0 if not known
     free: int  # of that
     cuda: int  # in tensors on the GPU that the process computes on
     reserved: int  # there
     tensors: tuple[TensorsAlike, ...] = ()
-    held: tuple[HeldMemory, ...] = ()  # what these are, by name
+    held: tuple[HeldMemory, ...] = ()  # the tensors' memory by name
     gpu: GpuMemory | None = None
 
 
