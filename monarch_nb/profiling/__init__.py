@@ -1,8 +1,8 @@
-"""Where the ranks of a mesh spend their time: stacks sampled while a block runs, and PyTorch's traces as one timeline.
+"""Profiles and timelines of a mesh's ranks: stacks sampled while a block runs, and PyTorch's traces in one file.
 
 with monarch.profile(trainers) as profile:
     trainers.step.call().get()
-profile                                 # what differs between ranks, and a flame graph for each group of them
+profile                                 # differences between ranks, and a flame graph for each group of ranks
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Ranks that do the same, drawn together; and where ranks differ. Pure."""
+"""Groups of ranks that spend their time alike, and the differences between groups. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,34 +8,34 @@ from monarch_nb.profiling.samples import RankProfile
 from monarch_nb.profiling.tree import WAITS, CallNode, tree, users_part
 from monarch_nb.profiling.verbs import StackFrame
 
-GROUP_DIFFERENCE = 0.15  # of the time that two ranks spend in different functions, from which on they are of two groups
-NOISE = 1.5  # standard errors of the difference of two sampled profiles, which comes on top
+GROUP_DIFFERENCE = 0.15  # of the time in different functions, above which two ranks are in different groups
+NOISE = 1.5  # standard errors of the difference of two sampled profiles, which are added to it
 NOTABLE = 0.05  # of the time
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A function that ranks spend different shares of the time in."""
+    """A function in which ranks spend different shares of the time."""
 
     path: tuple[
         StackFrame, ...
-    ]  # from the endpoint to it: the user's functions, and what of a library the last one called
-    file: str  # the line of the user's code that it is at, or that calls it
+    ]  # from the endpoint to it: the user's functions, and the library's that the last one called
+    file: str  # of the user's line that it executes, or that calls it
     line: int
     shares: tuple[float, ...]  # by group
-    names: str  # of the path: `Trainer.step → load → sleep`, and `walk ×7` for what calls itself
+    names: str  # of the path: `Trainer.step → load → sleep`, and `walk ×7` for recursion
 
     @property
     def spread(self) -> float:
-        """Between the group that spends most in it and the one that spends least."""
+        """The difference between the largest and the smallest share."""
         return max(self.shares) - min(self.shares)
 
 
 def grouped(ranks: Mapping[int, RankProfile]) -> list[tuple[int, ...]]:
-    """Ranks whose time goes to the same functions, the largest group first; those that nothing is known of in none.
+    """Returns groups of ranks that spend their time in the same functions, the largest first; unsampled ranks in none.
 
     Two ranks differ by half the sum of the differences of their shares (the total variation distance): the part of the
-    time in which they do something else.
+    time that they spend in different functions.
     """
     shares = {rank: _shares(profile) for rank, profile in ranks.items() if profile.samples}
     groups: list[list[int]] = []
@@ -52,7 +52,7 @@ def grouped(ranks: Mapping[int, RankProfile]) -> list[tuple[int, ...]]:
 
 
 def _shares(profile: RankProfile) -> dict[tuple[str, str, int], float]:
-    """The share of the time by the function that a rank was in, as its users know them."""
+    """Returns a rank's share of the time by function: the innermost of the stack's user part."""
     shares: dict[tuple[str, str, int], float] = {}
     for stack, weight in profile.stacks.items():
         last = (users_part(stack) or (WAITS,))[-1]
@@ -71,18 +71,18 @@ def _noise(
     mine: Mapping[tuple[str, str, int], float],
     theirs: Mapping[tuple[str, str, int], float],
 ) -> float:
-    """Expected random distance of two profiles of the same program: sampled shares have binomial errors."""
+    """Returns the expected random distance of two profiles of one program: sampled shares have binomial errors."""
     least = min(first.samples, second.samples)
     mean = [(mine.get(key, 0.0) + theirs.get(key, 0.0)) / 2 for key in mine.keys() | theirs.keys()]
     return NOISE * sum(math.sqrt(share * max(0.0, 1 - share) * 2 / least) for share in mean) / 2
 
 
 def differences(ranks: Mapping[int, RankProfile], groups: Sequence[Sequence[int]]) -> list[Difference]:
-    """The functions that groups spend different shares of the time in, by how much, the most first.
+    """Returns the functions in which groups spend different shares of the time, the largest difference first.
 
-    What they wait for messages comes last: mostly it is what is left of the time, for work that differs. Of functions
-    that call each other the innermost that still differs as much is named: not the endpoint, but the call in it that
-    makes it slow.
+    Waiting for messages comes last: mostly it is the rest of the time, for work that differs. Of functions that call
+    each other the innermost with the same difference is named: not the endpoint, but the call in it that makes it
+    slow.
     """
     if len(groups) < 2:
         return []

@@ -22,15 +22,15 @@ from monarch_nb.wire import kind_of, text_of
 END_S = 60.0  # for the ranks to write their traces and send them
 _CALL = "__import__('monarch_nb.profiling.torch_rank', fromlist=['begin']).{call}"
 NUMBERS_PER_RANK = 1000  # numbers of processes for each rank
-_FLOWS = frozenset({"s", "t", "f", "b", "n", "e"})  # phases of events that belong together by an id
+_FLOWS = frozenset({"s", "t", "f", "b", "n", "e"})  # phases of events that share an id
 
 
-Trace: TypeAlias = dict[str, Any]  # of JSON, as PyTorch writes it
+Trace: TypeAlias = dict[str, Any]  # JSON that PyTorch writes
 
 
 @dataclass(frozen=True)
 class RankTrace:
-    """The trace of one rank, as PyTorch writes it. `ahead` is how many seconds its host's clock is ahead of ours."""
+    """The trace of one rank in PyTorch's form. `ahead` is the seconds by which its host's clock is ahead of ours."""
 
     rank: int
     label: str
@@ -39,7 +39,7 @@ class RankTrace:
 
 
 def merged_trace(traces: Iterable[RankTrace]) -> Trace:
-    """One document: the processes of each rank under its label, in the order of ranks, at the same zero of time.
+    """Merges traces into one document: each rank's processes under its label, in rank order, with one zero of time.
 
     PyTorch writes microseconds since `baseTimeNanoseconds` of the host's clock.
     """
@@ -53,7 +53,7 @@ def merged_trace(traces: Iterable[RankTrace]) -> Trace:
 
 
 def _base(document: Trace) -> float:
-    """Microseconds since the epoch that its times count from."""
+    """Returns the zero of a trace's times, in microseconds since the epoch."""
     return float(document.get("baseTimeNanoseconds", 0)) / 1000
 
 
@@ -62,7 +62,7 @@ def _moved(trace: RankTrace, shift: float) -> list[Trace]:
     moved = []
     for event in trace.document.get("traceEvents", ()):
         if event.get("ph") == "M" and event.get("name") in ("process_name", "process_sort_index"):
-            continue  # every process has a name of ours
+            continue  # replaced by our names
         changed = dict(event)
         if "pid" in event:
             changed["pid"] = processes.setdefault(event["pid"], NUMBERS_PER_RANK * (trace.rank + 1) + len(processes))
@@ -98,7 +98,7 @@ class Traces:
         self._number = time.time_ns()
 
     def begin(self) -> None:
-        """PyTorch's profiler runs on all ranks. Blocks until they have ended what they were doing.
+        """Starts PyTorch's profiler on all ranks. Blocks until the ranks have ended their present work.
 
         Raises RuntimeError where PyTorch is not installed, or its profiler runs there already.
         """
@@ -111,8 +111,8 @@ class Traces:
             raise RuntimeError(f"PyTorch's profiler did not begin on {self._named([rank])}: {reason}")
 
     def end(self, folder: str, ahead: Mapping[int, float]) -> None:
-        """The traces of all ranks that answer, in one file; the profile's notes say what is missing. `ahead` is by how
-        many seconds the clocks of ranks are ahead of this one.
+        """Writes the traces of all ranks that answer to one file, and notes on missing ones to the profile. `ahead` is
+        the seconds by which the clocks of ranks are ahead of this one.
         """
         results = _results(self._run(f"end({self._number})"), END_S)
         traces = []
@@ -133,7 +133,7 @@ class Traces:
 
 
 def _results(futures: "dict[int, Future[ValueMesh[bytes]]]", seconds: float | None) -> dict[int, tuple[bytes, str]]:
-    """The result of each rank, or the reason why there is none."""
+    """Returns the result of each rank, or the reason why there is none."""
     results: dict[int, tuple[bytes, str]] = {}
     for rank, value in values_or_errors(futures, seconds).items():
         if isinstance(value, TimeoutError):
@@ -146,7 +146,7 @@ def _results(futures: "dict[int, Future[ValueMesh[bytes]]]", seconds: float | No
 
 
 def _written(folder: Path, name: str, document: Trace) -> Path:
-    """The file, beside the notebook; written under another name first, so that no partial file is left."""
+    """Writes the file, under another name first so that no partial file is left; returns its path."""
     plain = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)
     target = folder / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}.trace.json.gz"
     partial = target.with_name(f".{target.name}.part")
@@ -159,7 +159,7 @@ def _written(folder: Path, name: str, document: Trace) -> Path:
 T = TypeVar("T")
 
 ANSWER_S = 3.0  # for the processes to begin, and to send the rest
-CLOCKS_S = 0.1  # smaller differences of clocks are within the time that a message takes
+CLOCKS_S = 0.1  # smaller differences of clocks may be the latency of a message
 HZ = 100.0
 MOST_HZ = 1000.0
 
@@ -168,10 +168,10 @@ MOST_HZ = 1000.0
 def profile(mesh: AnyMesh | MeshTrait, *, hz: float = HZ, torch: bool = False, folder: str = ".") -> Iterator[Profile]:
     """Samples the stacks of every rank of a mesh, or slice, while the `with` block runs; `as` gives the Profile.
 
-    For a mesh of actors their own threads are sampled, for a mesh of processes (or of tensors) all threads of these. No
+    For a mesh of actors their own threads are sampled, for a mesh of processes (or of tensors) all their threads. No
     code changes, and nothing has to be installed: each process samples itself `hz` times a second, less often where
-    that would take more than 3 % of its time. With `torch`, PyTorch's own profiler runs on each rank as well, and the
-    traces of all are one file in `folder`, which Perfetto opens; it begins and ends between the messages of each rank.
+    that would take more than 3 % of its time. With `torch`, PyTorch's own profiler runs on each rank as well, between
+    two messages of the rank, and all traces are written to one file in `folder`, which Perfetto opens.
 
     Blocks a moment at both ends. `notes` names ranks that die or do not answer; samples taken before are kept. Raises
     RuntimeError for a stopped mesh, TypeError for a value that is not a mesh, ValueError for `hz` out of range.
@@ -198,7 +198,7 @@ def profile(mesh: AnyMesh | MeshTrait, *, hz: float = HZ, torch: bool = False, f
 
 
 def part_of_mesh(mesh: object, verb: str) -> AnyMesh:
-    """The actors or processes that a value means. Raises TypeError for one that cannot be `verb`."""
+    """Returns the actors or processes of a mesh. Raises TypeError for a value that cannot be `verb`."""
     if isinstance(mesh, (ActorMesh, ProcMesh)):
         return mesh
     procs = getattr(mesh, "procs", None) if isinstance(mesh, MeshTrait) else None
@@ -223,7 +223,7 @@ class _Sampling:
         self.ahead: dict[int, float] = {}  # seconds by which the clocks of other hosts are ahead of this one
 
     def begin(self) -> None:
-        """Asks all ranks to sample; ranks that do not answer in time begin when they can."""
+        """Asks all ranks to sample; ranks that do not answer in time begin later."""
         hz = self.profile.hz
         requests = {
             rank: request(self._runtime, address, verbs.BEGIN, Begin(self._number, self._uid, rank, hz))
@@ -262,7 +262,7 @@ class _Sampling:
             self._service.forget(self._number)
 
     def _notes(self, silent: dict[int, str]) -> list[str]:
-        """A note for each reason for which ranks did not answer."""
+        """Returns a note for each reason why ranks did not answer."""
         profiles = self.profile.ranks
         reasons: dict[str, list[int]] = {}
         for rank, reason in silent.items():
@@ -276,7 +276,7 @@ class _Sampling:
 
 
 def sort_answers(requests: Mapping[int, Future[T]]) -> tuple[dict[int, T], dict[int, str]]:
-    """The answers within the common time limit, and why other ranks did not answer."""
+    """Returns the answers within the common time limit, and the reasons why other ranks did not answer."""
     deadline = time.monotonic() + ANSWER_S
     answers: dict[int, T] = {}
     silent: dict[int, str] = {}

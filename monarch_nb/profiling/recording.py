@@ -1,4 +1,4 @@
-"""What a process records for timelines: taken from its recorder at intervals, and sent to the requesters."""
+"""A process's part of timelines: calls and spans taken from its recorder at intervals, and sent to requesters."""
 
 import gc
 import itertools
@@ -15,28 +15,28 @@ from monarch_nb.profiling.verbs import Recorded, RecordedCall, RecordedSpan
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, CallRecorder, CollectionWatch, Runtime
 
 SEND_S = 0.5
-ASKS = 60  # times, after which also an empty message is sent: the answer says whether somebody still wants them
-MOST_SPANS = 400  # of a process in one message: of more, short calls that follow each other are one span
+ASKS = 60  # intervals after which even an empty message is sent: its reply says whether the requester wants more
+MOST_SPANS = 400  # of a process in one message: beyond, short successive calls are merged into one span
 RUNNING_S = 0.2  # how long a call runs before it is reported as running
-COLLECTIVES_COST = 0.004  # of the time: PyTorch's record of thousands takes a tenth of a second to read
+COLLECTIVES_COST = 0.004  # of the time: reading thousands of PyTorch's records takes a tenth of a second
 NAMES = {EXEC: "cell", HOOK: "healed", RELOAD: "reload"}
 Key = tuple[str, int, str, int]  # requester, its number of the timeline, recorded mesh ("": all) and rank
 logger = logging.getLogger(__name__)
 
 
 class _Unsent:
-    """What one requester is yet to be sent."""
+    """The records that are yet to be sent to one requester."""
 
     def __init__(self, send: Callable[[Recorded], bool], pace: float) -> None:
         self.send = send
-        self.every = max(1, round(pace))  # of the times that others send
+        self.every = max(1, round(pace))  # sends at every so many intervals
         self.spans: list[RecordedSpan] = []
         self.sent: list[RecordedCall] = []
         self.running: tuple[RecordedSpan, ...] = ()  # as sent last
 
 
 class ProcessRecording:
-    """Records while there are requesters. Without them the process has no recorder, and no thread of this runs."""
+    """Records while there are requesters. Without them the process has no recorder and no recording thread."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -45,7 +45,7 @@ class ProcessRecording:
         self._wake = threading.Event()
         self._recorder: CallRecorder | None = None
         self._collections: CollectionWatch | None = None
-        self._calls: dict[str, RecordedCall] = {}  # of this process, that wait for answers
+        self._calls: dict[str, RecordedCall] = {}  # of this process, awaiting answers
         self._ahead = 0.0  # wall clock minus monotonic clock
         self._since_ns = self._collectives_due = 0.0
         self._cost = 0.0
@@ -65,7 +65,7 @@ class ProcessRecording:
             threading.Thread(target=self._run, args=(self._wake,), name="monarch-timeline", daemon=True).start()
 
     def end(self, key: Key) -> Recorded | None:
-        """Ends the recording for a requester; returns what was not sent yet, None if nothing was recorded for it."""
+        """Ends the recording for a requester; returns the unsent rest, None if there was no recording."""
         with self._lock:
             if key not in self._parts:
                 return None
@@ -75,7 +75,7 @@ class ProcessRecording:
             return message
 
     def send_now(self, key: Key) -> None:
-        """Sends what was recorded until now."""
+        """Sends all records until now."""
         with self._lock:
             part = self._parts.get(key)
             if part is None:
@@ -126,7 +126,7 @@ class ProcessRecording:
                     self.forget(key)
             self._cost += time.thread_time() - began
 
-    # -- what was recorded: under the lock -----------------------------------------------------------------------------
+    # -- records: under the lock ---------------------------------------------------------------------------------------
 
     def _take(self) -> None:
         recorder = self._recorder
@@ -164,7 +164,7 @@ class ProcessRecording:
             part.sent += ended
 
     def _collectives(self) -> Iterator[RecordedSpan]:
-        """The collectives that were begun since the last time; when they end, PyTorch knows for those of GPUs alone."""
+        """Yields the collectives begun since the last call; PyTorch records the end only of those on GPUs."""
         if time.monotonic() < self._collectives_due or "torch.distributed" not in sys.modules:
             return
         began = time.thread_time()
@@ -180,7 +180,7 @@ class ProcessRecording:
         self._collectives_due = time.monotonic() + (time.thread_time() - began) / COLLECTIVES_COST
 
     def _update(self, key: Key, part: _Unsent, asks: bool) -> Recorded | None:
-        """What a requester does not know yet; None where that is nothing, unless this asks whether it wants more."""
+        """Returns the news for a requester; None without any, unless `asks`: its reply says whether it wants more."""
         running = self._running(key)
         has_news = asks or part.spans or part.sent or running != part.running
         return self._message(key, part, running) if has_news else None
@@ -195,7 +195,7 @@ class ProcessRecording:
         return Recorded(key[1], key[3], tuple(spans), running, tuple(sent), cost)
 
     def _running(self, key: Key) -> tuple[RecordedSpan, ...]:
-        """The running calls, of those that a requester has asked for."""
+        """Returns the running calls among those that a requester has asked for."""
         mesh, rank = key[2], key[3]
         if rank < 0:
             return ()
@@ -209,12 +209,12 @@ class ProcessRecording:
 
 
 def name_of(endpoint: str) -> str:
-    """Display name of an endpoint."""
+    """Returns the display name of an endpoint."""
     return NAMES.get(endpoint, endpoint.lstrip("@!"))
 
 
 def drawn_together(spans: Iterable[RecordedSpan], gap: float) -> Iterator[RecordedSpan]:
-    """Spans of one kind and name that follow each other within `gap` seconds become one, which counts them."""
+    """Merges successive spans of one kind and name, at most `gap` seconds apart, into one that counts them."""
     last: dict[tuple[str, str], RecordedSpan] = {}
     for span in sorted(spans, key=lambda span: span.began):
         key = (span.kind, span.name)

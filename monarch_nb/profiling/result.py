@@ -1,4 +1,4 @@
-"""A profile as its users have it: groups of ranks, what differs between them, files for other programs."""
+"""The result of a profile: groups of ranks, differences between them, and files for other programs."""
 
 import json
 import os
@@ -12,17 +12,17 @@ from monarch_nb.profiling.verbs import Samples, StackFrame
 from monarch_nb.shape import Region, places_of
 from monarch_nb.wire import counted
 
-LEAST_SHARE = 0.02  # of the time: what took less is left out of texts
-DEEP = 12  # functions below each other, in texts
-FEW = 20  # samples of a rank: below, shares are rough
+LEAST_SHARE = 0.02  # of the time, below which functions are left out of texts
+DEEP = 12  # levels of functions in texts
+FEW = 20  # samples of a rank, below which shares are rough
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 class Profile:
-    """Where the ranks of a mesh spent their time. `repr` and displays show it, also while it is still being taken.
+    """The sampled time of the ranks of a mesh. `repr` and displays show it, also during sampling.
 
-    `seconds` is how long it took, `notes` says what is missing and why, `trace` is the file with PyTorch's own traces
-    where those were asked for.
+    `seconds` is its duration, `notes` says what is missing and why, `trace` is the file with PyTorch's own traces if
+    they were requested.
     """
 
     def __init__(self, name: str, region: Region, hz: float, samples: ProfileSamples) -> None:
@@ -50,31 +50,31 @@ class Profile:
 
     @property
     def cost(self) -> float:
-        """The part of a processor's time that looking took in each process: 0.01 is one percent. The worst of all."""
+        """The largest share of a processor's time that sampling took in any process: 0.01 is one percent."""
         return max((rank.cost / rank.seconds for rank in self.ranks.values() if rank.seconds), default=0.0)
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """Ranks that spent their time alike, the largest group first."""
+        """Groups of ranks that spent their time alike, the largest first."""
         return grouped(self.ranks)
 
     @property
     def differences(self) -> list[Difference]:
-        """The functions that these groups spent different shares of their time in, the largest difference first."""
+        """The functions in which these groups spent different shares of their time, the largest difference first."""
         return differences(self.ranks, self.groups)
 
     def tree(self, ranks: Sequence[int] | None = None) -> CallNode:
-        """The functions and what they call, of all ranks or of some. The root is all the time that was watched."""
+        """Returns the tree of functions and their callees, of all ranks or some. The root is all the sampled time."""
         profiles = self.ranks
         return tree(profiles if ranks is None else {rank: profiles[rank] for rank in ranks if rank in profiles})
 
     def where(self, ranks: Sequence[int]) -> str:
-        """Ranks by their coordinates, as in `gpus=0-6`."""
+        """Returns ranks by their coordinates, as in `gpus=0-6`."""
         return places_of(self.region, ranks) or "it"
 
     def save(self, path: "str | os.PathLike[str]") -> Path:
-        """Writes it to a file: `.json` for speedscope.app, `.txt` or `.folded` as lines of `stack seconds` that
-        flamegraph.pl reads. Raises ValueError for another ending, OSError where it cannot be written.
+        """Writes the profile to a file: `.json` for speedscope.app, `.txt` or `.folded` (`stack milliseconds`) for
+        flamegraph.pl. Raises ValueError for another ending, OSError if the file cannot be written.
         """
         target = Path(path)
         labels = {rank: f"{self.name} {self.where([rank])}" for rank in self.ranks}
@@ -90,7 +90,7 @@ class Profile:
     # -- as text -------------------------------------------------------------------------------------------------------
 
     def heading(self) -> list[str]:
-        """A few facts, as words."""
+        """Returns a few facts as words."""
         ranks, groups = len(self.ranks), len(self.groups)
         facts = [f"{self.seconds:.1f} s", f"{self.samples:,} samples of {counted(ranks, 'rank')}"]
         if groups > 1:
@@ -100,7 +100,7 @@ class Profile:
         return facts
 
     def warnings(self) -> list[str]:
-        """Limits of the data that a reader must know: missing ranks, few samples, dropped stacks."""
+        """Returns limits of the data that a reader must know: missing ranks, few samples, dropped stacks."""
         notes = list(self.notes)
         if self.samples < FEW * max(1, len(self.ranks)):
             notes.append(
@@ -113,7 +113,7 @@ class Profile:
         return notes
 
     def text(self, name: Callable[[str], str] = os.path.basename) -> str:
-        """The profile as text, with display names of files from `name`."""
+        """Returns the profile as text, with display names of files from `name`."""
         lines = [f"profile of {self.name}: {', '.join(self.heading())}", *(f"! {note}" for note in self.warnings())]
         groups, differences = self.groups, self.differences
         if differences:
@@ -138,7 +138,7 @@ class Profile:
 
 
 def line_text(file: str, line: int, name: Callable[[str], str] = os.path.basename) -> str:
-    """`train.py:28`; "" for what is no function of a file."""
+    """Returns `train.py:28`; "" for a frame without a file."""
     return f"{name(file)}:{line}" if file else ""
 
 
@@ -155,7 +155,7 @@ def _lines(node: CallNode, ranks: Sequence[int], name: Callable[[str], str], ind
 
 
 def speedscope(name: str, labels: Mapping[int, str], ranks: Mapping[int, RankProfile]) -> dict[str, object]:
-    """A profile for each rank, in seconds, as speedscope.app reads them (its "sampled" profiles)."""
+    """Returns a profile for each rank, in seconds, in speedscope.app's format (its "sampled" profiles)."""
     frames: dict[StackFrame, int] = {}
 
     def numbers(stack: Stack) -> list[int]:
@@ -187,7 +187,7 @@ def speedscope(name: str, labels: Mapping[int, str], ranks: Mapping[int, RankPro
 
 
 def folded(labels: Mapping[int, str], ranks: Mapping[int, RankProfile]) -> str:
-    """A line for each stack of each rank, as flamegraph.pl reads it: functions, `;` between them, and milliseconds."""
+    """Returns a line for each stack of each rank, in flamegraph.pl's format: functions joined by `;`, milliseconds."""
     lines = []
     for rank, profile in ranks.items():
         for stack, weight in profile.stacks.items():

@@ -1,4 +1,4 @@
-"""The rows of a timeline: what each rank did and when, and ranks that did alike drawn together. No I/O, no clock."""
+"""The rows of a timeline: the spans of each rank, and groups of ranks with equal activity. No I/O, no clock."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,25 +7,25 @@ from dataclasses import dataclass, replace
 from monarch_nb.profiling.recording import drawn_together
 from monarch_nb.profiling.verbs import Recorded, RecordedCall, RecordedSpan
 
-MOST = 200_000  # spans of all ranks together: of more, each rank keeps its newest
+MOST = 200_000  # spans of all ranks together, beyond which each rank keeps its newest
 FEWEST = 200  # that each rank keeps
-CALLS = 5_000  # calls that are kept, with both ends
+CALLS = 5_000  # calls whose ends are kept
 BINS = 24  # parts of the shown time in which ranks are compared
-BIN_S = 1.25  # such a part while the newest is followed: what a rank did in it is summed up as spans arrive
+BIN_S = 1.25  # such a part while the newest time is shown: each rank's activity in it is summed up as spans arrive
 GROUP_DIFFERENCE = (
     0.05  # of the shown time in which two ranks do different things, from which on they are of two groups
 )
 MOST_GROUPS = 40
-BARS = 1200  # of all groups together, about: a page draws them in one go
-LATE_S = 10.0  # by which the spans of a rank arrive out of order at most
-_STRIDE = 16  # ranks far from each other are compared first, so that large groups are found early
+BARS = 1200  # of all groups together, about, so that a page draws them at once
+LATE_S = 10.0  # by which the spans of a rank may be out of order
+_STRIDE = 16  # between ranks that are compared first, so that large groups are found early
 _MOST_ODD = 50  # failures, losses, pauses of a rank
-ODD = frozenset({"lost", "healing", "paused"})  # states that are shown, and divide groups, however short they are
+ODD = frozenset({"lost", "healing", "paused"})  # states that are shown, and divide groups, however short
 
 
 @dataclass
 class CallEnds:
-    """How the ranks have run one call: when they began, how long they took, and which took longest."""
+    """Beginnings and durations of one call on its ranks, and the slowest rank."""
 
     first: float  # wall clock
     last: float
@@ -45,14 +45,14 @@ class CallEnds:
 
 @dataclass(frozen=True)
 class GroupRow:
-    """Ranks that did alike, and the spans of one of them."""
+    """Ranks with equal activity, and the spans of one of them."""
 
     ranks: tuple[int, ...]
     shown: int  # the rank whose spans these are
     spans: list[RecordedSpan]
 
 
-Bins = dict[tuple[int, str], float]  # seconds, by part of the time and what was done then
+Bins = dict[tuple[int, str], float]  # seconds, by part of the time and activity
 
 
 class TimelineRows:
@@ -81,14 +81,14 @@ class TimelineRows:
             self.cost[rank] = self.cost.get(rank, 0.0) + recorded.cost
 
     def add_calls(self, calls: Iterable[RecordedCall]) -> None:
-        """Adds calls; one that has ended replaces itself as it was sent."""
+        """Adds calls; one that has ended replaces its earlier record."""
         for call in calls:
             self.calls[call.call] = call
             while len(self.calls) > CALLS:
                 del self.calls[next(iter(self.calls))]
 
     def turn(self, rank: int, kind: str, detail: str, time: float) -> None:
-        """Notes that a rank is lost, heals or is paused; with the kind "", that it has recovered."""
+        """Notes that a rank is lost, heals or is paused; with the kind "" that it has recovered."""
         before = self.states.get(rank)
         if rank not in self.spans or (before is not None and before.kind == kind):
             return
@@ -97,7 +97,7 @@ class TimelineRows:
             self._append(rank, RecordedSpan(before.kind, before.name, before.began, time))
         if kind:
             self.states[rank] = RecordedSpan(kind, detail or kind, time, 0.0)
-        if kind == "lost":  # what it did has ended with it
+        if kind == "lost":  # its activity has ended with it
             for span in self.running.pop(rank, ()):
                 self._append(rank, RecordedSpan(span.kind, span.name, span.began, time, span.call, True))
 
@@ -121,11 +121,11 @@ class TimelineRows:
             del sums[oldest]
 
     def of(self, rank: int, now: float) -> list[RecordedSpan]:
-        """All spans of a rank by their beginning; unfinished ones end at `now`."""
+        """Returns all spans of a rank by their beginning; unfinished ones end at `now`."""
         return self._inside(rank, 0.0, float("inf"), now)
 
     def _inside(self, rank: int, begin: float, end: float, now: float) -> list[RecordedSpan]:
-        """The spans of a rank within some time."""
+        """Returns the spans of a rank within some time."""
         inside = []
         for span in reversed(self.spans[rank]):
             if span.ended >= begin and span.began <= end:
@@ -136,7 +136,7 @@ class TimelineRows:
         return sorted(inside, key=lambda span: (span.began, -span.ended))
 
     def _lasting(self, rank: int, now: float) -> Iterator[RecordedSpan]:
-        """The current spans of a rank: calls that run, and its state."""
+        """Yields the current spans of a rank: running calls, and its state."""
         running, state, row = self.running.get(rank, ()), self.states.get(rank), self.spans[rank]
         if not running and state is None:
             return
@@ -147,7 +147,7 @@ class TimelineRows:
                 yield RecordedSpan(span.kind, span.name, span.began, until, span.call, span.failed)
 
     def ends(self, calls: Iterable[str], now: float) -> dict[str, CallEnds]:
-        """How ranks have run some calls; those of which nothing is known are left out."""
+        """Returns beginnings and durations of some calls on their ranks; unknown calls are left out."""
         ids = set(calls)
         ends = {call: replace(self._ends[call]) for call in ids if call in self._ends}
         for rank in self.running:
@@ -157,11 +157,11 @@ class TimelineRows:
         return ends
 
     def folded(self, begin: float, end: float, *, groups: int = MOST_GROUPS, most: int = 200) -> list[GroupRow]:
-        """The groups of ranks in some time, the largest first: at most so many, with about so many spans each.
+        """Returns the groups of ranks in some time, the largest first: at most `groups`, with about `most` spans each.
 
-        Two ranks are of two groups if they do different things for `GROUP_DIFFERENCE` of it, or if only one of them is
-        lost, paused or has failed. Of more groups than asked for, the smallest are left out. Where hardly two ranks are
-        alike, only groups that show among the first ranks are looked for in the others.
+        Two ranks are in different groups if their activity differs for `GROUP_DIFFERENCE` of it, or if only one of them
+        is lost, paused or has failed. The smallest groups are left out if there are more. If hardly two ranks are
+        alike, the other ranks are only compared with groups found among the first ranks.
         """
         length = max(end - begin, 1e-6)
         first, last = int(begin / BIN_S), int(end / BIN_S)
@@ -192,7 +192,7 @@ class TimelineRows:
         ]
 
     def _summed(self, rank: int, begin: float, end: float) -> Bins:
-        """What a rank did in the newest parts of `BIN_S`."""
+        """Returns the activity of a rank in the newest parts of `BIN_S`."""
         first, last = int(begin / BIN_S), int(end / BIN_S)
         bins = {key: seconds for key, seconds in self._sums[rank].items() if key[0] >= first}
         for span in self._lasting(rank, end):
@@ -200,7 +200,7 @@ class TimelineRows:
         return bins
 
     def _odd_of(self, rank: int, begin: float, end: float) -> frozenset[str]:
-        """What is unusual about a rank in some time."""
+        """Returns the unusual states and failures of a rank in some time."""
         spans = (*self._odd[rank], *(span for span in self._lasting(rank, end) if span.kind in ODD or span.failed))
         return frozenset(f"{span.kind} {span.name}" for span in spans if span.began <= end and span.ended >= begin)
 
@@ -221,14 +221,14 @@ def _moved(span: RecordedSpan, ahead: float) -> RecordedSpan:
 
 
 def _merged(spans: list[RecordedSpan], gap: float) -> list[RecordedSpan]:
-    """Short spans that follow each other become one; those that somebody could see and point at stay."""
+    """Merges short successive spans; spans that are long enough to be seen and pointed at stay."""
     long = [span for span in spans if span.ended - span.began > gap or span.kind in ODD or span.failed]
     short = drawn_together((span for span in spans if span.ended - span.began <= gap and span not in long), gap)
     return sorted((*long, *short), key=lambda span: (span.began, -span.ended))
 
 
 def _bins(spans: Iterable[RecordedSpan], begin: float, length: float) -> tuple[Bins, frozenset[str]]:
-    """What was done in each part of the time, and what is unusual."""
+    """Returns the activity in each part of the time, and unusual states and failures."""
     bins: Bins = {}
     odd = set()
     for span in spans:
@@ -239,7 +239,7 @@ def _bins(spans: Iterable[RecordedSpan], begin: float, length: float) -> tuple[B
 
 
 def _sum_up(bins: Bins, span: RecordedSpan, zero: float, width: float, first: int, last: int) -> None:
-    """Adds a span to the parts of the time that it is in, from `first` to `last`."""
+    """Adds a span to the parts of the time that it covers, from `first` to `last`."""
     if span.kind not in ("call", "span"):
         return
     began, ended, name = span.began - zero, span.ended - zero, span.name
@@ -254,7 +254,7 @@ def _sum_up(bins: Bins, span: RecordedSpan, zero: float, width: float, first: in
 
 
 def _alike(first: Bins, second: Bins, most: float) -> bool:
-    """Whether two ranks do different things in at most so many seconds."""
+    """Returns whether the activity of two ranks differs in at most `most` seconds."""
     apart = 0.0
     for key, seconds in first.items():
         apart += abs(seconds - second.get(key, 0.0))

@@ -11,13 +11,13 @@ StackSource = Callable[[], Iterable[tuple[str, int, Stack]]]
 
 SEND_S = 1.0
 MOST_STACKS = 20_000  # different ones
-MOST_COST = 0.03  # of the time: where sampling takes longer, the thread samples less often
+MOST_COST = 0.03  # of the time: if sampling takes longer, the thread samples less often
 
 
 class Sampler:
     """The sampler of one actor or process for one profile.
 
-    A stack counts for the time since the sample before. No sample can be taken while one long call into C holds the
+    A stack counts for the time since the previous sample. No sample can be taken while one long call into C holds the
     interpreter's lock: the next stack, mostly with the line that made the call, then counts for all of that time.
     """
 
@@ -54,7 +54,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> Samples:
-        """Stops sampling; returns the samples that were not sent yet. Thread-safe."""
+        """Stops sampling; returns the unsent samples. Thread-safe."""
         with self._sending:  # nothing is sent after this result
             self._over.set()
             return self._take()
@@ -80,7 +80,7 @@ class Sampler:
             pause = max(self._period - (time.monotonic() - now), costs / MOST_COST)
 
     def _note(self, seconds: float) -> None:
-        """Takes one sample, which stands for the time since the one before."""
+        """Takes one sample, which counts for the time since the previous one."""
         samples = [(name, stack, self._on_processor(thread, seconds)) for name, thread, stack in self._source()]
         with self._lock:
             if self._over.is_set() or not samples:  # without threads, no time is counted
@@ -99,9 +99,9 @@ class Sampler:
                 weight[2] += 1
 
     def _on_processor(self, thread: int, seconds: float) -> float:
-        """Processor time of a thread since the last sample; 0.0 where the system does not measure it."""
+        """Returns a thread's processor time since the last sample; 0.0 where the system does not measure it."""
         try:
-            # Linux' clock of a thread by its number: unlike pthread_getcpuclockid, it fails cleanly for one that ended.
+            # Linux' clock of a thread by its number: unlike pthread_getcpuclockid, it fails cleanly for an ended one.
             now = time.clock_gettime((~thread << 3) | 6)
         except (OSError, OverflowError):
             return 0.0

@@ -1,4 +1,4 @@
-"""The profiler in each process: samples what others request, and stores the samples that others send."""
+"""The profiler in each process: takes the samples that others request, and stores those that others send."""
 
 import threading
 import time
@@ -58,7 +58,7 @@ class ProfilingService:
     # -- sampling for others -------------------------------------------------------------------------------------------
 
     def _begin(self, body: Begin, asker: Asker[Began]) -> Began:
-        """Starts a sampler. An actor that is not there yet is sampled from its start."""
+        """Starts a sampler. An actor that does not exist yet is sampled from its start."""
         key = (asker.src, body.number, body.mesh, body.rank)
         if key not in self._samplers:
             stacks = Stacks()
@@ -108,14 +108,14 @@ class ProfilingService:
     # -- profiles of this process --------------------------------------------------------------------------------------
 
     def expect(self) -> tuple[int, ProfileSamples]:
-        """Starts a profile: its number, and where its samples are collected."""
+        """Starts a profile; returns its number, and the object that collects its samples."""
         with self._lock:
             self._count += 1
             expected = self._profiles[self._count] = ProfileSamples()
             return self._count, expected
 
     def forget(self, number: int) -> None:
-        """Takes no more samples for a profile: samplers that still send some end."""
+        """Takes no more samples for a profile; samplers that still send some then end."""
         self._profiles.pop(number, None)
 
     def _samples(self, samples: Samples, asker: Asker[SamplesReply]) -> SamplesReply:
@@ -128,7 +128,7 @@ class ProfilingService:
     # -- timelines of this process -------------------------------------------------------------------------------------
 
     def expect_timeline(self, add: Callable[[Recorded], bool]) -> int:
-        """Starts a timeline, and records the calls of this process too: its number. `add` returns whether to go on."""
+        """Starts a timeline, with the calls of this process too; returns its number. `add` returns whether to go on."""
         with self._lock:
             self._count += 1
             self._timelines[self._count] = add
@@ -136,11 +136,11 @@ class ProfilingService:
         return self._count
 
     def refresh_timeline(self, number: int) -> None:
-        """Adds what this process has recorded until now."""
+        """Adds the records of this process until now."""
         self._recording.send_now(("", number, "", -1))
 
     def end_timeline(self, number: int) -> None:
-        """Adds the rest of this process, and takes no more for a timeline."""
+        """Adds the remaining records of this process to a timeline, which takes no more."""
         rest = self._recording.end(("", number, "", -1))
         add = self._timelines.pop(number, None)
         if rest is not None and add is not None:

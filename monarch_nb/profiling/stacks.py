@@ -1,4 +1,4 @@
-"""Stacks of this process as a profile shows them: from the endpoint inwards, without the library's frames."""
+"""Stacks of this process for profiles: from the endpoint inwards, without the library's frames."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ _STARTS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})  # functions of t
 class _Kind(IntEnum):
     OTHER = 0
     ENGINE = 1
-    RUNS_ACTORS = 2  # of the engine, and what is below it is an actor's
+    RUNS_ACTORS = 2  # of the engine; the frames below are an actor's
     STARTS = 3  # how a thread begins
 
 
@@ -79,7 +79,7 @@ class Stacks:
         return number, frame.f_lasti
 
     def _suspended(self, cell: ActorCell) -> list[Step]:
-        """Stack of a suspended async actor: its endpoint's coroutine, and what that awaits."""
+        """Returns the stack of a suspended async actor: its endpoint's coroutine, and the coroutines that it awaits."""
         task = cell.task
         waiting = task.get_coro() if task is not None and not task.done() else None
         stack: list[Step] = []
@@ -92,7 +92,7 @@ class Stacks:
         return stack
 
     def _user_part(self, stack: list[Step]) -> list[Step]:
-        """The user's part of a stack: below the library's frames, down to the first call back into the library."""
+        """Returns the user's part of a stack: below the library's frames, to the first call back into the library."""
         kinds = [self._kinds[code] for code, _ in stack]
         runs = [index for index, kind in enumerate(kinds) if kind is _Kind.RUNS_ACTORS]
         first = runs[-1] + 1 if runs else len(kinds)

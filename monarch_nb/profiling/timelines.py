@@ -1,4 +1,4 @@
-"""`timeline(mesh)`: what each rank of a mesh does and when, recorded while a block runs, or until `stop`."""
+"""`timeline(mesh)`: the activity of each rank of a mesh over time, recorded while a block runs, or until `stop`."""
 
 import gzip
 import itertools
@@ -34,12 +34,12 @@ _FOLLOWED = (MeshFailed, SessionClosed, SessionOpened, RankStateChanged)
 _TURNS = {"failed": "lost", "healing": "healing", "alive": "", "stopped": ""}
 _MARKS = 12  # breakpoints, deaths and heals that the text lists
 _CALLS = 12  # endpoints that the text lists
-PROMPT = 250  # ranks that send what they record twice a second; of more, each sends proportionally less often
+PROMPT = 250  # ranks that send records twice a second; in larger meshes, each sends proportionally less often
 _numbers = itertools.count(1)
 
 
 class Timeline:
-    """What the ranks of a mesh do and when; `repr` and displays show it, also while it is still being recorded.
+    """The activity of the ranks of a mesh over time; `repr` and displays show it, also during the recording.
 
     Recording begins with the object, or with the block if it is used in `with`, and ends with `stop`, or the block.
     `notes` says what is missing and why.
@@ -53,9 +53,9 @@ class Timeline:
         self._mesh_region = state.region
         self.key = str(next(_numbers))
         self.notes: list[str] = []
-        self.changes = 0  # counts what was added
+        self.changes = 0  # the number of additions
         self.began = time.time()
-        self.ended = 0.0  # 0 while it is recorded
+        self.ended = 0.0  # 0 during the recording
         self._runtime, self._procs = runtime, procs
         self._uid = state.uid if isinstance(mesh, ActorMesh) else ""
         self._rows = TimelineRows(tuple(self.region.ranks()))
@@ -71,7 +71,7 @@ class Timeline:
         self._begin(self.region.ranks())
 
     def _begin(self, ranks: Sequence[int]) -> None:
-        """Asks ranks to record. Those that do not answer in time begin when they can."""
+        """Asks ranks to record. Ranks that do not answer in time begin later."""
         requests, pace = {}, max(1.0, len(self.region) / PROMPT)
         for rank in ranks:
             begin = BeginRecording(self._number, self._uid, rank, pace)
@@ -80,7 +80,7 @@ class Timeline:
         self._requests = requests
 
     def wait(self) -> Self:
-        """Waits until all ranks record, for a short time at most."""
+        """Waits until all ranks record, but only for a short time."""
         _, silent = sort_answers(self._requests)
         self._note(silent, "nothing was recorded of it until it answered")
         return self
@@ -96,7 +96,7 @@ class Timeline:
         return compare
 
     def stop(self) -> Self:
-        """Ends the recording, and takes what ranks have not sent yet. Blocks a moment. A second call does nothing."""
+        """Ends the recording, and fetches the unsent records of ranks. Blocks a moment. A second call does nothing."""
         with self._lock:
             if self.ended:
                 return self
@@ -174,7 +174,7 @@ class Timeline:
     def _is_ours(self, uid: str) -> bool:
         return uid == self._procs.uid or (uid == self._uid if self._uid else uid in self._procs.actors)
 
-    # -- what it contains ----------------------------------------------------------------------------------------------
+    # -- contents ------------------------------------------------------------------------------------------------------
 
     @property
     def procs(self) -> str:
@@ -183,12 +183,12 @@ class Timeline:
 
     @property
     def now(self) -> float:
-        """The end of what is recorded: when it was stopped, or now."""
+        """The end of the recording: the time of `stop`, or now."""
         return self.ended or time.time()
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """The length of the recording."""
         return self.now - self.began
 
     @property
@@ -200,38 +200,38 @@ class Timeline:
             return sorted(self._rows.calls.values(), key=lambda call: call.began)
 
     def spans(self, rank: int) -> list[RecordedSpan]:
-        """What a rank (row-major in the whole mesh, also of a slice) has done, by its beginning."""
+        """Returns the spans of a rank (row-major in the whole mesh, also of a slice), by their beginning."""
         with self._lock:
             return self._rows.of(rank, self.now)
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """Ranks that did the same at the same time, the largest group first."""
+        """Groups of ranks with the same activity at the same time, the largest first."""
         return [row.ranks for row in self.folded(self.began, self.now)]
 
     def folded(self, begin: float, end: float, *, groups: int = MOST_GROUPS, most: int = 200) -> list[GroupRow]:
-        """The rows of a picture of some time (wall clock): groups of ranks, each with the spans of one of them."""
+        """Returns the rows of a picture of some time (wall clock): groups of ranks, each with the spans of one rank."""
         with self._lock:
             return self._rows.folded(begin, end, groups=groups, most=most)
 
     def ends(self, calls: Iterable[str]) -> dict[str, CallEnds]:
-        """How ranks have run some calls, by the call's id."""
+        """Returns beginnings and durations of some calls on their ranks, by the call's id."""
         with self._lock:
             return self._rows.ends(calls, self.now)
 
     @property
     def cost(self) -> float:
-        """The part of a processor's time that recording took in each process: 0.01 is one percent. The worst of all."""
+        """The largest share of a processor's time that recording took in any process: 0.01 is one percent."""
         return max(self._rows.cost.values(), default=0.0) / max(self.seconds, 1.0)
 
     def where(self, ranks: Sequence[int]) -> str:
-        """Ranks by their coordinates in the whole mesh, as in `gpus=0-6`."""
+        """Returns ranks by their coordinates in the whole mesh, as in `gpus=0-6`."""
         return places_of(self._mesh_region, ranks) or "it"
 
     def save(self, path: "str | os.PathLike[str]") -> Path:
-        """Writes it to a file: `.json` or `.json.gz`, a Chrome trace that https://ui.perfetto.dev opens.
+        """Writes the timeline to a file: `.json` or `.json.gz`, a Chrome trace that https://ui.perfetto.dev opens.
 
-        Raises ValueError for another ending, OSError where it cannot be written.
+        Raises ValueError for another ending, OSError if the file cannot be written.
         """
         target = Path(path)
         if not target.name.endswith((".json", ".json.gz")):
@@ -245,7 +245,7 @@ class Timeline:
     # -- as text -------------------------------------------------------------------------------------------------------
 
     def heading(self, groups: int) -> list[str]:
-        """A few facts, as words, beside how many groups of ranks are shown."""
+        """Returns a few facts as words, beside the number of groups of ranks that are shown."""
         calls = len(self._rows.calls)
         facts = [f"{self.seconds:.1f} s", counted(len(self._rows.spans), "rank"), counted(calls, "call")]
         if groups > 1:
@@ -253,12 +253,12 @@ class Timeline:
         return [*facts, *([] if self.ended else ["recording"])]
 
     def warnings(self) -> list[str]:
-        """What a reader must know: missing ranks, and spans that were left out."""
+        """Returns limits of the data that a reader must know: missing ranks, and spans that were left out."""
         dropped = self._rows.dropped
         return [*self.notes, *([f"the oldest {counted(dropped, 'span')} are left out"] if dropped else [])]
 
     def marks(self) -> list[tuple[float, int, RecordedSpan]]:
-        """Breakpoints, losses and heals, by time: seconds since the beginning, the rank, and the span."""
+        """Returns breakpoints, losses and heals by time: seconds since the beginning, the rank, and the span."""
         with self._lock:
             marks = [
                 (span.began - self.began, rank, span)
@@ -269,7 +269,7 @@ class Timeline:
         return sorted(marks, key=lambda mark: mark[:2])
 
     def text(self, name: Callable[[str], str] = os.path.basename) -> str:
-        """The timeline as text, with display names of files from `name`."""
+        """Returns the timeline as text, with display names of files from `name`."""
         calls, rows = self.calls, self.folded(self.began, self.now)
         facts = ", ".join(self.heading(len(rows)))
         lines = [f"timeline of {self.name}: {facts}", *(f"! {note}" for note in self.warnings())]
@@ -312,9 +312,9 @@ def _duration(seconds: float) -> str:
 def timeline(mesh: AnyMesh | MeshTrait) -> Timeline:
     """Records what every rank of a mesh, or slice, does from now on: calls, spans, collectives, transfers, pauses.
 
-    Use it in `with`, or end it with `stop()`. Breakpoints, losses and heals are part of it, and ranks that are healed
-    are recorded again. Recording takes less than 1 % of a process; memory has a limit, beyond which the oldest is left
-    out. A mesh of actors has rows for these; a mesh of processes for all actors on them.
+    Use the result in `with`, or end it with `stop()`. Breakpoints, losses and heals are included, and healed ranks are
+    recorded again. Recording takes less than 1 % of a process; memory has a limit, beyond which the oldest spans are
+    left out. A mesh of actors has a row for each; a mesh of processes for all actors on it.
 
     Raises RuntimeError for a stopped mesh, TypeError for a value that is not a mesh.
     """

@@ -1,4 +1,4 @@
-"""PyTorch's profiler on one rank, on the thread that runs its endpoints: what `traces` runs there."""
+"""PyTorch's profiler on one rank, on the thread that runs its endpoints: the rank's part of `Traces`."""
 
 import gzip
 import inspect
@@ -10,7 +10,7 @@ _running: dict[int, Any] = {}
 
 
 def begin(number: int, *, every_thread: bool = False) -> None:
-    """Begins to trace what this thread runs, or where PyTorch can (from 2.7) what all threads run.
+    """Begins to trace this thread, or with `every_thread` all threads where PyTorch can (since 2.7).
 
     Raises RuntimeError where PyTorch is not installed.
     """
@@ -28,7 +28,7 @@ def begin(number: int, *, every_thread: bool = False) -> None:
 
 
 def end(number: int) -> bytes:
-    """Ends it. Gives the trace, in Chrome's JSON, packed. Raises RuntimeError where none runs."""
+    """Ends the trace and returns it, in Chrome's JSON, gzipped. Raises RuntimeError if none runs."""
     traced = _running.pop(number, None)
     if traced is None:
         raise RuntimeError("its process is a new one, in which no trace was begun")

@@ -1,4 +1,4 @@
-"""A timeline as a Chrome trace, which Perfetto and chrome://tracing open."""
+"""Export of a timeline as a Chrome trace, which Perfetto and chrome://tracing open."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
@@ -7,14 +7,14 @@ from monarch_nb.profiling.rows import ODD, TimelineRows
 from monarch_nb.profiling.verbs import RecordedSpan
 
 Event: TypeAlias = dict[str, object]
-CALLER = 0  # the process of the file that has the calls as their sender saw them; rank n is process n + 1
+CALLER = 0  # the process of the file with the calls of their sender; rank n is process n + 1
 _LANES = {"call": 0, "span": 1, "transfer": 2, "collective": 2, "pause": 3}
 _LANE_NAMES = ("calls", "spans", "collectives, transfers", "pauses")
 _COLOURS = {"lost": "terrible", "healing": "bad", "paused": "yellow"}
 
 
 def chrome_trace(rows: TimelineRows, label: Callable[[int], str], now: float) -> Event:
-    """The document: a process for each rank, one for the sender of calls, and an arrow from each call to its ranks.
+    """Returns the trace: a process for each rank, one for the sender of calls, an arrow from each call to its ranks.
 
     Times are microseconds since the first event.
     """
@@ -38,7 +38,7 @@ def _micros(seconds: float) -> float:
 
 def _caller(rows: TimelineRows, numbers: Mapping[str, int], zero: float, now: float) -> Iterator[Event]:
     yield from _named(CALLER, "controller")
-    lanes: list[float] = []  # calls that overlap are below each other
+    lanes: list[float] = []  # overlapping calls are in different lanes
     for number, call in ((number, rows.calls[call]) for call, number in numbers.items()):
         lane = next((lane for lane, until in enumerate(lanes) if until <= call.began), len(lanes))
         lanes[lane : lane + 1] = [call.ended or now]

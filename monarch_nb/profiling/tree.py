@@ -1,4 +1,4 @@
-"""Stacks of many ranks as one tree of functions. Pure."""
+"""The tree of functions in the stacks of many ranks. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,46 +7,46 @@ from monarch_nb.profiling.samples import RankProfile, Stack
 from monarch_nb.profiling.verbs import StackFrame
 
 WAITS = StackFrame("", 0, "waits for messages", 0, True)
-CIRCLE = 4  # functions that call each other in turn, as those of a tree's walk do: the longest circle that is folded
+CIRCLE = 4  # functions in the longest cycle of mutual recursion that is folded, such as a tree's walk
 Key = tuple[str, str, int]
 
 
 @dataclass
 class CallNode:
-    """A function, called from the one above: the share of the time that each rank was in it, what it calls included.
+    """A function, called from its parent: the share of the time that each rank was in it, its callees included.
 
-    A share is seconds in it by seconds watched, so that 1.0 is all of the time. Of calls of itself, directly or in turn
-    with others, there is one node.
+    A share is seconds in it by sampled seconds, so that 1.0 is all of the time. Direct or mutual recursion is folded
+    into one node.
     """
 
     place: StackFrame
     shares: dict[int, float] = field(default_factory=dict)
-    computing: dict[int, float] = field(default_factory=dict)  # of these on a processor
-    lines: dict[int, float] = field(default_factory=dict)  # the lines that it was at, of all ranks
+    computing: dict[int, float] = field(default_factory=dict)  # of these seconds on a processor
+    lines: dict[int, float] = field(default_factory=dict)  # seconds by executed line, of all ranks
     below: "dict[Key, CallNode]" = field(default_factory=dict)
-    deep: int = 1  # calls of itself that were seen inside each other, at most
+    deep: int = 1  # the most nested calls of itself that were seen
 
     @property
     def name(self) -> str:
-        """`Tree.walk`; `Tree.walk ×7` where it calls itself."""
+        """`Tree.walk`; `Tree.walk ×7` if it calls itself."""
         return f"{self.place.function} ×{self.deep}" if self.deep > 1 else self.place.function
 
     def share(self, ranks: Sequence[int]) -> float:
-        """The mean over some ranks."""
+        """Returns the mean share over some ranks."""
         return sum(self.shares.get(rank, 0.0) for rank in ranks) / len(ranks) if ranks else 0.0
 
     def on_processor(self, ranks: Sequence[int]) -> float:
-        """Share of its time that was spent computing: 0.0 to 1.0."""
+        """Returns the share of its time that was spent computing: 0.0 to 1.0."""
         shares = sum(self.shares.get(rank, 0.0) for rank in ranks)
         return min(1.0, sum(self.computing.get(rank, 0.0) for rank in ranks) / shares) if shares else 0.0
 
     @property
     def line(self) -> int:
-        """The line that it was at for the longest time."""
+        """The line that it executed for the longest time."""
         return max(self.lines, key=lambda line: (self.lines[line], -line), default=self.place.line)
 
     def children(self, ranks: Sequence[int]) -> "list[CallNode]":
-        """Functions that it calls on some ranks, the longest first."""
+        """Returns the functions that it calls on some ranks, the longest first."""
         return sorted(
             (node for node in self.below.values() if node.share(ranks)),
             key=lambda node: (-node.share(ranks), node.place.function),
@@ -54,7 +54,7 @@ class CallNode:
 
 
 def tree(ranks: Mapping[int, RankProfile], cut: Callable[[Stack], Stack] = lambda stack: stack) -> CallNode:
-    """The tree of some ranks' stacks, each as `cut` leaves it. Its root stands for all the time that was watched."""
+    """Returns the tree of some ranks' stacks, each reduced by `cut`. Its root stands for all sampled time."""
     root = CallNode(StackFrame("", 0, "all", 0, True))
     for rank, profile in ranks.items():
         if not profile.seconds:
@@ -77,9 +77,9 @@ def _add(root: CallNode, rank: int, stack: Stack, share: float, computing: float
 
 
 def recursion_folded(stack: Stack) -> Iterator[tuple[StackFrame, int]]:
-    """A stack with calls in a circle once, each with how often: `f g f g f g h` is `f`×3, `g`×3, `h`.
+    """Yields a stack with recursive calls once, each with its count: `f g f g f g h` is `f`×3, `g`×3, `h`.
 
-    The innermost call stands for all of them, as that is where the time goes.
+    The innermost call stands for all of them, as it spends the time.
     """
     keys = [_key(frame) for frame in stack]
     index = 0
@@ -92,7 +92,7 @@ def recursion_folded(stack: Stack) -> Iterator[tuple[StackFrame, int]]:
 
 
 def _circle(keys: Sequence[Key], index: int) -> tuple[int, int]:
-    """The shortest circle of calls that begins at an index, and how often it repeats: (1, 1) if there is none."""
+    """Returns the length of the shortest cycle of calls from an index, and its repetitions: (1, 1) if there is none."""
     for length in range(1, min(CIRCLE, (len(keys) - index) // 2) + 1):
         once = keys[index : index + length]
         times = 1
@@ -108,7 +108,7 @@ def _key(frame: StackFrame) -> Key:
 
 
 def users_part(stack: Stack) -> Stack:
-    """The part of a stack that concerns a user: their functions, and the library's that the last of these called."""
+    """Returns the part of a stack for users: their functions, and the library's that the last of these called."""
     last = next((index for index in range(len(stack) - 1, -1, -1) if stack[index].users), None)
     if last is None:
         return stack

@@ -1,4 +1,4 @@
-"""Engine messages between the profiler of a mesh and the processes of that mesh: what to record, and the samples."""
+"""Engine messages between the profiler of a mesh and the processes of that mesh: requests, samples and records."""
 
 import msgspec
 
@@ -31,11 +31,11 @@ class StackFrame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Weight(msgspec.Struct, array_like=True, frozen=True):
-    """How long a stack was seen. The empty stack is that of an actor that waits for messages."""
+    """The time for which a stack was sampled. The empty stack is that of an actor that waits for messages."""
 
     stack: tuple[int, ...]  # numbers of frames, outermost first
     seconds: float
-    computing: float  # of these seconds, how many its thread ran on a processor
+    computing: float  # those of the seconds in which its thread ran on a processor
     samples: int
 
 
@@ -72,7 +72,7 @@ class BeginRecording(msgspec.Struct, array_like=True, frozen=True):
     number: int  # of the timeline, counted by the requester
     mesh: str
     rank: int  # base rank
-    pace: float = 1.0  # divides how often it sends what it has recorded
+    pace: float = 1.0  # divides the rate at which it sends records
 
 
 class RecordedSpan(msgspec.Struct, array_like=True, frozen=True):
@@ -101,18 +101,18 @@ class RecordedCall(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Recorded(msgspec.Struct, array_like=True, frozen=True):
-    """What was recorded since the last message of the same process. `running` replaces that of the last message."""
+    """The records since the last message of the same process. `running` replaces that of the last message."""
 
     number: int
     rank: int
     spans: tuple[RecordedSpan, ...]
     running: tuple[RecordedSpan, ...] = ()
-    sent: tuple[RecordedCall, ...] = ()  # those that end later are repeated
+    sent: tuple[RecordedCall, ...] = ()  # a call is repeated when it has ended
     cost: float = 0.0  # processor seconds
 
 
 class StopRecording(msgspec.Struct, array_like=True, frozen=True):
-    """Records no longer; the answer has the rest."""
+    """Stops recording; the answer has the rest."""
 
     number: int
     mesh: str
