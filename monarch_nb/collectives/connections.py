@@ -1,12 +1,12 @@
-"""The connections that a process group has opened in this process, and how they are cut.
+"""The connections that a process group has opened in this process, and functions that cut them.
 
-No call of PyTorch's wakes a thread that waits in one of gloo's collectives (`abort`, `shutdown` and a shorter time-out
-have no effect on it). The thread waits on a socket, though, and the collective raises within milliseconds once that
-socket is shut down. PyTorch does not say which sockets are gloo's, but the kernel does: gloo runs one thread for each
-group, which sleeps in epoll, and the sockets registered there are those of the group.
+No PyTorch call wakes a thread that waits in one of gloo's collectives (`abort`, `shutdown` and a shorter time-out have
+no effect on it). The thread waits on a socket, though, and the collective raises within milliseconds once that socket
+is shut down. PyTorch does not expose gloo's sockets, but the kernel does: gloo runs one thread for each group, which
+sleeps in epoll, and the sockets registered there are the group's.
 
-The kernel names a thread's epoll descriptor only while the thread sleeps in it. On a loaded machine gloo's thread often
-waits for a core instead, so the descriptor is looked up patiently when the group is made, and remembered.
+The kernel exposes a thread's epoll descriptor only while the thread sleeps in it. On a loaded machine gloo's thread
+often waits for a core instead, so the descriptor is polled for when the group is created, and remembered.
 """
 
 import contextlib
@@ -27,30 +27,30 @@ logger = logging.getLogger(__name__)
 _FDS = "/proc/self/fd"
 _TASKS = "/proc/self/task"
 _LOOP = "gloo_tcp_loop"  # the name of gloo's threads; older versions do not name them
-_MADE_S = 5.0  # patience for the threads of a group that was just made to fall asleep
-_CUT_S = 0.05  # patience for threads whose epoll is still unknown when connections are cut
+_MADE_S = 5.0  # limit for the threads of a new group to fall asleep
+_CUT_S = 0.05  # the same for threads whose epoll is still unknown when connections are cut
 _AGAIN_S = (0.1, 0.5, 2.0, 5.0)  # pauses after which a cut is repeated, for connections that it has missed
-CAN_CUT = sys.platform == "linux"  # other systems do not say what a descriptor is
+CAN_CUT = sys.platform == "linux"  # other systems do not expose what a descriptor is
 
 
 class Connections:
-    """Connections of a process group, or of a generation of groups. `cut` may be called on any thread, also while
-    they are made."""
+    """Connections of a process group, or of a generation of groups. Any thread may call `cut`, also while they are
+    opened."""
 
     def __init__(self) -> None:
         self._inodes: set[str] = set()  # descriptors are reused, inodes are not
-        self._loops: set[TransportThread] = set()  # their connections may also be opened later
+        self._loops: set[TransportThread] = set()  # they may open connections later
         self._epolls: dict[TransportThread, int] = {}  # descriptors
-        self._before: tuple[frozenset[str], frozenset[TransportThread]] | None = None  # when a group began to be made
+        self._before: tuple[frozenset[str], frozenset[TransportThread]] | None = None  # the creation of a group
         self._ports: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self.is_cut = False
 
     @contextmanager
     def noted(self, *ports: int) -> Iterator[None]:
-        """Gloo's connections, and those to a store at one of `ports`, that are opened within the context are a group's.
+        """Assigns gloo's connections, and those to a store at one of `ports`, opened within the context to the group.
 
-        Raises ConnectionAbortedError where they are cut already.
+        Raises ConnectionAbortedError if the group has been cut already.
         """
         with self._lock:
             if self.is_cut:
@@ -69,7 +69,7 @@ class Connections:
                 self._before = None
 
     def cut(self) -> int:
-        """Shuts down all connections, also those being made; returns how many there were.
+        """Shuts down all connections, also those being opened; returns their number.
 
         Repeats the cut a few times in the background: a connection that was just being opened, or whose thread was not
         asleep, would keep its waiter for ever.
@@ -93,7 +93,7 @@ class Connections:
                 logger.debug("%d connections of a process group were cut late", missed)
 
     def _ownership_test(self) -> Callable[[int, str], bool]:
-        """Returns a function that says whether a socket, by descriptor and inode, belongs to the group."""
+        """Returns a predicate that tests whether a socket, by descriptor and inode, belongs to the group."""
         before, ports, inodes = self._before, self._ports, self._inodes
         new = set(_loop_threads()) - before[1] if before is not None else set()
         self._find_epolls(self._loops | new, _CUT_S)
@@ -110,17 +110,17 @@ class Connections:
         return is_ours
 
     def _find_epolls(self, loops: "set[TransportThread]", patience: float) -> None:
-        """Looks up the epolls of threads that are not known yet; blocks up to `patience` seconds."""
+        """Looks up the unknown epolls of threads; blocks up to `patience` seconds."""
         deadline = time.monotonic() + patience
         for loop in loops - self._epolls.keys():
-            with contextlib.suppress(OSError):  # it has ended, or the kernel does not say
+            with contextlib.suppress(OSError):  # it has ended, or the kernel refuses
                 while (epoll := loop.epoll()) is None and time.monotonic() < deadline:
                     time.sleep(0.001)
                 if epoll is not None:
                     self._epolls[loop] = epoll
 
     def _watched_sockets(self, loops: "set[TransportThread]") -> set[str]:
-        """Inodes of the sockets registered in the epolls of these threads."""
+        """Returns the inodes of the sockets registered in the epolls of these threads."""
         watched: set[str] = set()
         for loop in loops & self._epolls.keys():
             sockets = _registered(self._epolls[loop])
@@ -130,22 +130,22 @@ class Connections:
 
 
 def connections_to(ports: set[int]) -> dict[int, str]:
-    """This process's connections to servers at these ports, by descriptor."""
+    """Returns this process's connections to servers at these ports, by descriptor."""
     return {fd: inode for fd, inode in _sockets().items() if _peer_port(fd) in ports}
 
 
 def cut_to(ports: set[int]) -> int:
-    """Shuts down this process's connections to servers at these ports; returns how many there were."""
+    """Shuts down this process's connections to servers at these ports; returns their number."""
     return cut_each(connections_to(ports))
 
 
 def cut_each(connections: Mapping[int, str]) -> int:
-    """Shuts connections down whose descriptors have not been reused; returns how many there were."""
+    """Shuts down connections whose descriptors have not been reused; returns their number."""
     return sum(_shut_down(fd, inode) for fd, inode in connections.items())
 
 
 def _sockets() -> dict[int, str]:
-    """Sockets of this process, by descriptor."""
+    """Returns the inodes of this process's sockets, by descriptor."""
     sockets: dict[int, str] = {}
     if not CAN_CUT:
         return sockets
@@ -171,9 +171,9 @@ class TransportThread:
         return _start_time(self.tid) == self.started
 
     def epoll(self) -> int | None:
-        """The descriptor of the epoll that the thread sleeps in; None while it runs or sleeps elsewhere.
+        """Returns the descriptor of the epoll in which the thread sleeps; None while it runs or sleeps elsewhere.
 
-        Raises OSError once the thread has ended, or where the kernel does not say.
+        Raises OSError once the thread has ended, or if the kernel refuses to answer.
         """
         with open(f"{_TASKS}/{self.tid}/syscall") as asleep:
             words = asleep.read().split()
@@ -187,7 +187,7 @@ class TransportThread:
 
 
 def _loop_threads() -> list[TransportThread]:
-    """Gloo's threads in this process."""
+    """Returns gloo's threads in this process."""
     threads = []
     for name in os.listdir(_TASKS) if CAN_CUT else ():
         try:
@@ -201,7 +201,7 @@ def _loop_threads() -> list[TransportThread]:
 
 
 def _start_time(tid: int) -> int:
-    """Start time of a thread, which the kernel lists as a process of its own; 0 once it has ended."""
+    """Returns the start time of a thread, which the kernel lists like a process; 0 once it has ended."""
     try:
         return process_state(tid)[1]
     except OSError:
@@ -209,7 +209,7 @@ def _start_time(tid: int) -> int:
 
 
 def _registered(epoll: int) -> set[str]:
-    """Inodes of the sockets registered in an epoll."""
+    """Returns the inodes of the sockets registered in an epoll."""
     inodes: set[str] = set()
     try:
         with open(f"/proc/self/fdinfo/{epoll}") as info:
@@ -225,7 +225,7 @@ def _registered(epoll: int) -> set[str]:
 
 
 def _peer_port(fd: int) -> int:
-    """The port at the other end of a connection of the network; 0 for what is none."""
+    """Returns the port at the other end of a network connection; 0 for other descriptors."""
     try:
         with socket.socket(fileno=os.dup(fd)) as duplicate:
             return int(duplicate.getpeername()[1]) if duplicate.family != socket.AF_UNIX else 0
@@ -234,7 +234,7 @@ def _peer_port(fd: int) -> int:
 
 
 def _shut_down(fd: int, inode: str) -> bool:
-    """Ends both directions of a connection of the network; leaves descriptors to whoever owns them."""
+    """Shuts down both directions of a network connection; leaves its descriptors to their owners."""
     try:
         duplicate = socket.socket(fileno=os.dup(fd))
     except OSError:
@@ -243,7 +243,7 @@ def _shut_down(fd: int, inode: str) -> bool:
         try:
             if os.readlink(f"{_FDS}/{duplicate.fileno()}") != inode or duplicate.family == socket.AF_UNIX:
                 return False
-            duplicate.getpeername()  # gloo ends the process when it finds that it cannot listen any more
+            duplicate.getpeername()  # not a listening socket: gloo ends the process if it cannot listen
             duplicate.shutdown(socket.SHUT_RDWR)
         except OSError:  # closed by the other end, or not connected
             return False

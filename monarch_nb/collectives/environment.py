@@ -1,4 +1,4 @@
-"""Environment variables as torchrun sets them, computed where a mesh is spawned."""
+"""Environment variables that torchrun would set, computed in the process that spawns a mesh."""
 
 import contextlib
 import ipaddress
@@ -15,8 +15,8 @@ import msgspec
 
 from monarch_nb.shape import RegionForm
 
-OURS = "MONARCH_NB_TORCHRUN"  # names the variables in a process's environment that were set here, not by the user
-_FROM = 15_000  # below are ports of well-known services
+OURS = "MONARCH_NB_TORCHRUN"  # lists the variables in a process's environment that were set here, not by the user
+_FROM = 15_000  # ports below are those of well-known services
 _TRIES = 64
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915  # netdevice(7)
@@ -25,7 +25,7 @@ _lock, _last = threading.Lock(), 0
 
 
 def of_rank(rank: int, size: int, local_rank: int, local_size: int, master: tuple[str, int]) -> dict[str, str]:
-    """The variables of one process; hosts have `local_size` each."""
+    """Returns the variables of one process; each host has `local_size` processes."""
     group = rank // local_size
     groups = -(-size // local_size)
     values = {
@@ -50,10 +50,10 @@ class RendezvousEnvironment(msgspec.Struct, array_like=True, frozen=True):
     mesh: str  # of the processes
     region: RegionForm
     per_host: int
-    master: tuple[str, int]  # ("", 0) where no host can be named
+    master: tuple[str, int]  # ("", 0) if no host is known
 
     def environment(self, rank: int) -> dict[str, str]:
-        """The variables of the process of a base rank."""
+        """Returns the variables of the process of a base rank."""
         region = self.region.region
         index = region.point_of_base_rank(rank).rank
         variables = of_rank(index, len(region), rank % self.per_host, self.per_host, self.master)
@@ -69,9 +69,9 @@ def fresh_number() -> int:
 
 
 def free_port(besides: Collection[int] = ()) -> int:
-    """A TCP port that is free on this host, and that the kernel does not assign by itself.
+    """Returns a TCP port that is free on this host, and that the kernel does not assign by itself.
 
-    Ports of its own range, which `bind` to port 0 gives, may be taken by any connection until they are used.
+    Ports of the kernel's own range, as from `bind` to port 0, may be taken by any connection until they are used.
     """
     first = _first_of_kernel()
     for _ in range(_TRIES if first > _FROM + 1000 else 0):
@@ -92,7 +92,7 @@ def _first_of_kernel() -> int:
 def _is_free(port: int) -> bool:
     try:
         probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    except OSError:  # no descriptor is left to try it with
+    except OSError:  # no descriptor is left for the test
         return True
     with probe:
         try:
@@ -104,7 +104,7 @@ def _is_free(port: int) -> bool:
 
 @contextlib.contextmanager
 def gloo_interface(store: str) -> Iterator[None]:
-    """Groups of gloo that are made within the context listen where the ranks on other machines reach them.
+    """Makes gloo groups that are created within the context listen at addresses that other machines can reach.
 
     gloo listens at the address of the machine's own name, which many machines resolve to a loopback address. For a mesh
     on several hosts, it is given the interface to `store`, the host of the group's store, unless the user has named
@@ -124,7 +124,7 @@ def gloo_interface(store: str) -> Iterator[None]:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a name has no address but loopback ones."""
+    """Returns whether a name has only loopback addresses."""
     try:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -133,7 +133,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _interface_to(host: str) -> str:
-    """The network interface with the address from which a host is reached over IPv4; "" where there is none."""
+    """Returns the network interface through which a host is reached over IPv4; "" if there is none."""
     import fcntl  # not on Windows
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,7 +1,7 @@
 """The torch.distributed process groups of the program in this process: waits in them, and their end.
 
-Imports nothing: once the program has imported `torch.distributed`, the function that makes groups is patched. PyTorch's
-flight recorder says which thread has begun which collective; otherwise the frames of threads do.
+Imports nothing: once the program has imported `torch.distributed`, the function that creates groups is patched.
+PyTorch's flight recorder shows which thread has begun which collective; without it the frames of threads do.
 """
 
 import contextlib
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _C10D = "torch.distributed.distributed_c10d"
-_HELPER = "_new_process_group_helper"  # the function there that makes groups
-_NAMER = "_process_group_name"  # and the one that names them by their number
+_HELPER = "_new_process_group_helper"  # the function there that creates groups
+_NAMER = "_process_group_name"  # the function that names them by number
 _patched: "weakref.WeakSet[Callable[..., object]]" = weakref.WeakSet()
-_CONNECTS_S = 0.5  # for a connection to a store to be made
-_STORE_OPENS_S = 5.0  # for a thread that looks for a store that is not there to find the stand-in
+_CONNECTS_S = 0.5  # for a connection to a store
+_STORE_OPENS_S = 5.0  # for a thread that looks for a missing store to find the stand-in
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -63,16 +63,16 @@ class Waiting(msgspec.Struct, frozen=True):
 
     groups: frozenset[str] = frozenset()
     joins: bool = False
-    used: frozenset[str] = frozenset()  # in which its call has begun collectives
+    used: frozenset[str] = frozenset()  # groups in which its call has begun collectives
 
 
 class _CreatedGroup(msgspec.Struct, eq=False):
-    """A group as it was made."""
+    """A group at its creation."""
 
     connections: Connections
     since_ns: int  # wall clock
-    maker: tuple[str, int] | None  # mesh and rank of the actor whose __init__ has made it
-    times: int = 0  # that it was renewed
+    maker: tuple[str, int] | None  # mesh and rank of the actor whose __init__ has created it
+    times: int = 0  # number of renewals
 
 
 class ProcessGroups:
@@ -81,14 +81,14 @@ class ProcessGroups:
     def __init__(self) -> None:
         self._entries: dict[str, _CreatedGroup] = {}  # by name
         self._making: dict[int, Connections] = {}  # by thread
-        self._apart: set[str] = set()  # names of groups that their makers manage
+        self._apart: set[str] = set()  # names of groups that their creators manage
         self._orphans: set[tuple[str, int]] = set()
         self._local = threading.local()
-        self._cut: set[str] = set()  # names of groups that were cut, and not given up yet
-        self._recent: set[str] = set()  # of these, those that were made in the call that was cut
+        self._cut: set[str] = set()  # names of groups that were cut, but not given up yet
+        self._recent: set[str] = set()  # of these, groups created in the call that was cut
         self._cut_joins = False
-        self._number = 0  # at which names of groups begin that are made next
-        self._own_variables: dict[str, str] = {}  # of the environment, set here and not changed by others since
+        self._number = 0  # at which the names of the next groups begin
+        self._own_variables: dict[str, str] = {}  # of the environment, set here and not changed by the program since
         self._lock = threading.RLock()
         self._maker: Callable[[], tuple[str, int] | None] = lambda: None
 
@@ -121,7 +121,7 @@ class ProcessGroups:
             return
 
         def namer(*args: object, **kwargs: object) -> object:
-            # PyTorch counts from 0 again where the program has destroyed all groups: a new rank would wait for another.
+            # PyTorch counts from 0 again once the program has destroyed all groups: a new rank would await another.
             if not getattr(self._local, "apart", False):
                 module._world.group_count = max(module._world.group_count, self._number)
             return name(*args, **kwargs)
@@ -130,7 +130,7 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Groups that this thread makes within the context are managed by their makers."""
+        """Leaves groups that this thread creates within the context to their creators."""
         self._local.apart = True
         try:
             yield
@@ -172,7 +172,7 @@ class ProcessGroups:
     # -- live groups ------------------------------------------------------------------------------------------------
 
     def _live(self, *, apart: bool = False) -> "dict[str, ProcessGroup]":
-        """The program's groups, or those that were made `apart` too, by name."""
+        """Returns the program's groups, with `apart` also those left to their creators, by name."""
         module = sys.modules.get(_C10D)
         if module is None:
             return {}
@@ -180,7 +180,7 @@ class ProcessGroups:
         return {name: group for group, name in tuple(module._world.pg_names.items()) if name not in left_out}
 
     def keys(self, *, apart: bool = False) -> dict[str, GroupKey]:
-        """The program's groups, or those that were made `apart` too, by name."""
+        """Returns the keys of the program's groups, with `apart` also those left to their creators, by name."""
         keys = {}
         for name, group in self._live(apart=apart).items():
             world = sys.modules[_C10D]._world
@@ -195,7 +195,7 @@ class ProcessGroups:
         return self._of_groups(recorded, self.keys()), bool(recorded)
 
     def history(self, since_ns: int) -> list[tuple[GroupKey, list[FlightRecord]]]:
-        """Returns the collectives of all groups that have begun since then (wall clock), in their order."""
+        """Returns the collectives of all groups that have begun since `since_ns` (wall clock), in order."""
         recent = [record for record in records() if record.time_created_ns >= since_ns]
         return self._of_groups(recent, self.keys(apart=True))
 
@@ -214,13 +214,13 @@ class ProcessGroups:
 
     @property
     def orphans(self) -> set[tuple[str, int]]:
-        """Actors whose `__init__` has made a group that was given up since, by mesh and rank."""
+        """Actors whose `__init__` has created a group that was given up since, by mesh and rank."""
         with self._lock:
             return set(self._orphans)
 
     @property
     def broken(self) -> set[str]:
-        """Groups that were cut, and not given up yet."""
+        """Groups that were cut, but not given up yet."""
         with self._lock:
             return self._cut & set(self._live())
 
@@ -235,7 +235,7 @@ class ProcessGroups:
         """Returns the wait of a thread in a call that began at `since_ns` (wall clock).
 
         A call that computes may also have pending collectives. If it is `alone` in this process, autograd threads
-        belong to it; if it has `helpers`, all threads do.
+        count as its own; if it has `helpers`, all threads do.
         """
         live = self._live()
         frames = frames_of(thread)
@@ -261,7 +261,7 @@ class ProcessGroups:
         return Waiting(frozenset(groups), not groups and bool(ports - {0}), frozenset(used))
 
     def used(self, thread: int, since_ns: int) -> set[str]:
-        """Groups in which a thread has begun a collective since then; all where that is not known."""
+        """Returns groups in which a thread has begun a collective since then; all groups if that is not known."""
         live, remembered = self._live(), records()
         if not remembered:
             return set(live)
@@ -269,7 +269,7 @@ class ProcessGroups:
         return {record.process_group[0] for record in mine} & set(live)
 
     def _in_frames(self, frames: list[FrameType], live: "Mapping[str, ProcessGroup]") -> set[str]:
-        """The group of the innermost function of torch.distributed that a thread is in."""
+        """Returns the group of the innermost function of torch.distributed in a thread's frames."""
         module = sys.modules.get(_C10D)
         for frame in frames:
             if module is not None and frame.f_globals is vars(module):
@@ -283,9 +283,9 @@ class ProcessGroups:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def end_waits(self, thread: int, waiting: Waiting, since_ns: int) -> bool:
-        """Cuts what a thread waits in, in a call that began at `since_ns` by the wall clock; it raises there.
+        """Cuts the groups in which a thread waits, in a call begun at `since_ns` (wall clock), so that it raises there.
 
-        Blocks for a moment. False where nothing can be cut.
+        Blocks for a moment. Returns False if nothing can be cut.
         """
         if not CAN_CUT and not waiting.joins:
             return False
@@ -306,7 +306,7 @@ class ProcessGroups:
         return bool(waiting.groups) or waiting.joins
 
     def mark_broken(self, names: set[str], since_ns: int) -> None:
-        """Collectives of these groups broke off, in a call that began then: they are unusable."""
+        """Cuts these groups, which are unusable: their collectives broke off in a call that began at `since_ns`."""
         for name in names & set(self._live()):
             self._cut_group(name, since_ns)
 
@@ -325,17 +325,17 @@ class ProcessGroups:
 
     @staticmethod
     def _stand_in(thread: int, targets: set[tuple[str, int]]) -> None:
-        """A thread looks for a store that is not there, and would for minutes: it finds that of a stand-in.
+        """Opens a stand-in for a missing store for which a thread would look for minutes.
 
-        Its connection is cut once it has found it, or has waited there for a while: cut while it connects, PyTorch
-        tries again, after a pause that grows with each time. Only where the store was to be on this host; other
-        processes may look for it, too.
+        The thread's connection is cut once it has found the store, or has waited there for a while: if it is cut while
+        connecting, PyTorch tries again after growing pauses. Only for a store that was to be on this host, where other
+        processes may look for it too.
         """
         distributed = sys.modules["torch.distributed"]
         for host, port in targets:
             try:
                 store = distributed.TCPStore(host, port, None, True, wait_for_workers=False)
-            except Exception:  # it is to be on another host, or is there by now
+            except Exception:  # the store belongs to another host, or exists by now
                 logger.debug("no stand-in for the store at %s:%s", host, port, exc_info=True)
                 store = None
             deadline, since = time.monotonic() + _STORE_OPENS_S, dict[tuple[int, str], float]()
@@ -357,9 +357,9 @@ class ProcessGroups:
         again: tuple[GroupKey, ...] = (),
         everything: bool = False,
     ) -> None:
-        """Gives groups up: those of `keys`, those with a lost member, those that were cut, or all; others, and those of
-        `again`, live on. Names of groups that are made next begin at `number`, which has to be the same on all ranks.
-        Blocks for a moment."""
+        """Gives up the groups in `keys`, with a lost member, or cut, or all; others, and those in `again`, live on.
+
+        The names of the next groups begin at `number`, which must be equal on all ranks. Blocks for a moment."""
         module = sys.modules.get(_C10D)
         mine = self.keys()
         names = self.broken - {key.name for key in again if key in mine.values()}
@@ -377,7 +377,7 @@ class ProcessGroups:
             self._cut_group(name)
         groups = self._live()
         outlived([groups[name] for name in names if name in groups])
-        retire_meshes(set(self._live(apart=True)) - names)  # the program may have destroyed others by itself
+        retire_meshes(set(self._live(apart=True)) - names)  # the program may have destroyed others itself
         default = module._world.default_pg
         remaining = set(module._world.pg_names.values()) - names
         try:
@@ -397,8 +397,8 @@ class ProcessGroups:
             self._recent &= self._cut
 
     def ended(self, busy: set[str]) -> set[str]:
-        """Groups that cannot go on once they are cut: those that a call still uses, those that were made in the call
-        that was cut, where the next one makes them anew, and those that PyTorch cannot connect anew."""
+        """Returns groups that cannot be used once cut: groups that a call still uses, that the cut call has created, as
+        the next one creates them again, and that PyTorch cannot reconnect."""
         module = sys.modules.get(_C10D)
         times = {name: entry.times for name, entry in tuple(self._entries.items())}
         return {
@@ -408,8 +408,8 @@ class ProcessGroups:
         }
 
     def renew(self, keys: tuple[GroupKey, ...], number: int) -> tuple[GroupKey, ...]:
-        """Connects groups anew, with all their members, and resets what modules had begun with them. Blocks for some
-        seconds at most. Those that could not be connected."""
+        """Reconnects groups, with all their members, and resets unfinished work of modules on them. Blocks for some
+        seconds at most. Returns the groups that could not be reconnected."""
         mine, live, failed, groups = (
             self.keys(),
             self._live(),
@@ -444,7 +444,7 @@ class ProcessGroups:
         return tuple(failed)
 
     def set_environment(self, environment: Mapping[str, str], *, forced: bool = False) -> None:
-        """Sets variables for the next groups; those that the user has changed stay, unless it is forced."""
+        """Sets variables for the next groups; variables that the user has changed stay, unless `forced`."""
         for name, value in environment.items():
             if forced or name not in os.environ or os.environ[name] == self._own_variables.get(name):
                 os.environ[name] = self._own_variables[name] = value
@@ -454,14 +454,14 @@ PROCESS_GROUPS = ProcessGroups()
 
 
 def _abort(group: "ProcessGroup") -> None:
-    """NCCL's collectives end by this; gloo's do not."""
+    """Aborts a group's backends, which ends NCCL's collectives, but not gloo's."""
     for device in tuple(getattr(group, "_device_types", ())):
         with contextlib.suppress(Exception):
             group._get_backend(device).abort()
 
 
 def _forget_default(module: ModuleType, group: "ProcessGroup") -> None:
-    """Takes the default group out of torch's tables, and leaves the others there, which `destroy` would not."""
+    """Removes the default group from torch's tables; unlike `destroy`, it leaves the other groups there."""
     world = module._world
     name = world.pg_names.pop(group, None)
     for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):

@@ -1,7 +1,7 @@
-"""A process group that goes on after an error: the same object, with new connections; and the modules that use it.
+"""Renewal of a process group after an error: the same object, with new connections; and the modules that use it.
 
-What holds a group (a DDP module, the device mesh of FSDP2, a variable of the program) need not be made again. PyTorch
-cannot replace a backend of a group, but takes one of another type in its place; types are numbers.
+Holders of a group (a DDP module, the device mesh of FSDP2, a variable of the program) stay valid. PyTorch cannot
+replace a backend of a group, but accepts one of another type in its place; types are numbers.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.nn.parallel import DistributedDataParallel
 
-_FIRST_TYPE = 100  # of backends; PyTorch's own are below
-MOST = 64  # times that one group is renewed: PyTorch keeps the threads of each backend until the group goes
+_FIRST_TYPE = 100  # of backends; PyTorch's own types are lower
+MOST = 64  # renewals of one group: PyTorch keeps the threads of each backend until the group is destroyed
 _JOINS_S = 4.0  # for all members to join
 DDP = "torch.nn.parallel.distributed"
 DEVICE_MESH = "torch.distributed.device_mesh"
@@ -33,7 +33,7 @@ _STATES = "torch.distributed._composable_state"
 
 
 def can_renew(module: ModuleType | None, group: "ProcessGroup", times: int) -> bool:
-    """Returns whether a group can be renewed once more, as gloo groups can. `module` is torch's."""
+    """Returns whether a group can be renewed once more, as gloo groups can. `module` is `distributed_c10d`."""
     gloo = getattr(module, "ProcessGroupGloo", None)
     try:
         backends = [group._get_backend(device) for device in group._device_types]
@@ -44,17 +44,17 @@ def can_renew(module: ModuleType | None, group: "ProcessGroup", times: int) -> b
             and hasattr(group, "_register_backend")
             and all(hasattr(root, "reset_iter_state") for root in _sharded(()))
         )
-    except Exception:  # of a version of PyTorch that says it otherwise
+    except Exception:  # another version of PyTorch
         return False
 
 
 def renew(module: ModuleType, group: "ProcessGroup", number: int, times: int) -> Connections:
-    """Connects the members of a group anew; all of them call this, with the same number. Blocks until all have, or
-    raises after some seconds."""
+    """Reconnects the members of a group; all of them call this, with the same number. Blocks until all have done
+    so, or raises after some seconds."""
     name, store = module._world.pg_names[group], module._world.pg_map[group][1]
     before = group._get_backend(next(iter(group._device_types)))
     host, port = address(store)
-    if port:  # another thread may wait in the group's own
+    if port:  # another thread may wait in the group's own store
         torch = sys.modules["torch.distributed"]
         store = torch.TCPStore(host, port, None, False, timedelta(seconds=_JOINS_S), wait_for_workers=False)
     connections = Connections()
@@ -79,14 +79,14 @@ def renew(module: ModuleType, group: "ProcessGroup", number: int, times: int) ->
 
 
 def reset_modules(groups: "Collection[ProcessGroup]") -> None:
-    """Resets what modules have begun but not ended with these groups, equally on all members."""
+    """Resets unfinished work of modules on these groups, equally on all members."""
     for replicated in _replicated(groups):
         _reset_replicated(replicated)
     for root in _sharded(groups):
         state = root._get_fsdp_state()
         for part in state._state_ctx.all_states:
             for params in part._fsdp_param_groups:
-                params._all_gather_result = None  # nobody will answer it
+                params._all_gather_result = None  # it will never complete
                 for param in params.fsdp_params:
                     param.unsharded_accumulated_grad = None
                     if hasattr(param, "_unsharded_param"):
@@ -94,13 +94,13 @@ def reset_modules(groups: "Collection[ProcessGroup]") -> None:
         root.reset_iter_state()
 
 
-# DDP modules, with their built-in communication hooks, which DDP hands to its reducer and does not remember
+# DDP modules, with their built-in communication hooks, which DDP passes to its reducer and does not store
 _ddp_modules: "weakref.WeakKeyDictionary[DistributedDataParallel, object]" = weakref.WeakKeyDictionary()
 _meshes: "dict[int, weakref.ref[Any]]" = {}  # device meshes by identity: equal ones are different meshes here
 
 
 def watch_replicated(module: ModuleType) -> None:
-    """DDP modules that are made from now on are known. `module` is torch's."""
+    """Records DDP modules that are created from now on. `module` is torch's."""
     kind = module.DistributedDataParallel
     begin, register = kind._ddp_init_helper, kind._register_builtin_comm_hook
 
@@ -116,7 +116,7 @@ def watch_replicated(module: ModuleType) -> None:
 
 
 def watch_meshes(module: ModuleType) -> None:
-    """Device meshes that are made from now on are known. `module` is torch's."""
+    """Records device meshes that are created from now on. `module` is torch's."""
     kind = module.DeviceMesh
     begin = kind.__init__
 
@@ -130,19 +130,19 @@ def watch_meshes(module: ModuleType) -> None:
 
 
 def retire_meshes(living: Collection[str]) -> None:
-    """Device meshes with a group that is not among the living ones, by name, equal no other mesh from now on.
+    """Makes device meshes with a group that is not among the living ones, by name, unequal to all other meshes.
 
-    DTensor's caches, which each thread has for itself, compare meshes by shape and ranks: they would find what they
-    know of such a mesh, and the mesh with it, for the one that takes its place.
+    DTensor's caches, one for each thread, compare meshes by shape and ranks: for the mesh that replaces such a mesh,
+    they would return the entries of the old one, and the old mesh with them.
     """
     for reference in tuple(_meshes.values()):
         mesh = reference()
         if mesh is not None and not set(living).issuperset(_names_of_groups(mesh)):
-            mesh._thread_id = f"given up {id(mesh)}"  # a part of what meshes are compared by, unused here
+            mesh._thread_id = f"given up {id(mesh)}"  # takes part in comparisons of meshes; otherwise unused
 
 
 def _names_of_groups(mesh: "DeviceMesh") -> list[str]:
-    """Names of the groups of a mesh, one for each dimension."""
+    """Returns the names of the groups of a mesh, one for each dimension."""
     names = getattr(mesh, "_dim_group_names", None)
     if names is None:  # before PyTorch 2.8
         names = [info[-1] for info in getattr(mesh, "_dim_group_infos", ())]
@@ -150,9 +150,9 @@ def _names_of_groups(mesh: "DeviceMesh") -> list[str]:
 
 
 def outlived(groups: "Collection[ProcessGroup]") -> None:
-    """These groups are given up: modules on them say so when they are used."""
+    """Makes modules on these groups, which are given up, raise an error that says so when they are called."""
     if groups:
-        with contextlib.suppress(Exception):  # of a version of PyTorch that keeps them otherwise
+        with contextlib.suppress(Exception):  # another version of PyTorch
             for module in (*_replicated(groups), *_sharded(groups)):
                 module.register_forward_pre_hook(_say_outlived, prepend=True)
 
@@ -167,12 +167,12 @@ def _say_outlived(module: "Module", *_: object) -> None:
 
 
 def _replicated(groups: "Collection[ProcessGroup]") -> "list[DistributedDataParallel]":
-    """The DDP modules on these groups."""
+    """Returns the DDP modules on these groups."""
     return [ddp for ddp in tuple(_ddp_modules) if any(ddp.process_group is group for group in groups)]
 
 
 def _reset_replicated(ddp: Any) -> None:
-    """Makes buckets again: at the error, some ranks may have reordered theirs, and others not."""
+    """Creates the buckets again: at the error, some ranks may have reordered theirs, and others not."""
     if ddp.mixed_precision is not None or ddp._use_python_reducer:
         raise NotImplementedError("a DDP module with mixed_precision, or a reducer in Python")
     ddp._remove_autograd_hooks()
@@ -190,7 +190,7 @@ def _reset_replicated(ddp: Any) -> None:
 
 
 def _sharded(groups: "Collection[ProcessGroup]") -> Iterator[Any]:
-    """The roots of FSDP2 that have run, of those on these groups; without groups all."""
+    """Yields the FSDP2 roots on these groups that have run; without groups all of them."""
     module, states = sys.modules.get(_FSDP), sys.modules.get(_STATES)
     if module is None or states is None:
         return

@@ -1,4 +1,4 @@
-"""Waits in process groups that nobody will answer: found, ended, and the groups given up on all ranks of a mesh."""
+"""Detection and end of futile waits in process groups, and giving up these groups on all ranks of a mesh."""
 
 import contextlib
 import logging
@@ -43,18 +43,18 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done, Verb, error_line
 
-_ANSWER_S = 3.0  # for ranks to say what they wait in; on a loaded machine they are late
-_AGREE_S = 3.0  # to say what broke off, and to give it up: who does so later would cut what the next call has begun
+_ANSWER_S = 3.0  # for ranks to report their waits; on a loaded machine they are late
+_AGREE_S = 3.0  # for ranks to report and give up broken groups: later, they would cut groups that the next call uses
 _ENDS_S = 3.0  # for a wait that was cut to raise, and the rank to answer
 _LOOK_S = 0.01
-_PATIENT_S = 0.1  # until a rank that computes is asked again
-_AGAIN_S = 0.5  # until ranks that compute, and have not answered a call that failed, are asked again; then longer
+_PATIENT_S = 0.1  # until a computing rank is asked again
+_AGAIN_S = 0.5  # until computing ranks that have not answered a failed call are asked again; then longer
 _NEVER_AGAIN_S = 600.0
 _MOST_S = 15.0  # for groups to be given up
 _UNWINDS_S = 0.4  # for a call that was cut to end
-_CONNECTS_S = 6.0  # for groups to be connected anew, and half of it until silent ranks are asked again
+_CONNECTS_S = 6.0  # for groups to be reconnected, and half of it until silent ranks are asked again
 _RELEASE_S = 30.0  # for ranks to be freed
-_ROUNDS = 64  # of ranks that wait for ranks that wait for others
+_ROUNDS = 64  # through ranks that wait for ranks that wait for others
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
@@ -67,11 +67,11 @@ class Collectives:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._last: dict[str, Future[Any]] = {}  # by uid of a mesh: the last time that groups were given up
+        self._last: dict[str, Future[Any]] = {}  # by uid of a mesh: the latest renewal of groups
         self._lock = threading.Lock()
         self._renewing = threading.Lock()
-        self._number = 0  # of the last time that groups of this process were given up
-        self._failed: tuple[GroupKey, ...] = ()  # then
+        self._number = 0  # of the latest renewal of this process's groups
+        self._failed: tuple[GroupKey, ...] = ()  # in that renewal
         runtime.verbs.handle(WAITS, self._waits)
         runtime.verbs.handle(END_WAITS, self._end_waits)
         runtime.verbs.handle(BROKEN, self._broken)
@@ -80,7 +80,7 @@ class Collectives:
     # -- the ranks' side --------------------------------------------------------------------------------------------
 
     def interrupted(self, cell: ActorCell) -> bool:
-        """An interrupt has not ended what runs: what it waits in is cut. False where that is no process group."""
+        """Cuts the groups in which a call waits that an interrupt has not ended. Returns False if it waits in none."""
         waiting = self._wait_of(cell)
         return PROCESS_GROUPS.end_waits(cell.executor.thread.ident or 0, waiting, _began(cell))
 
@@ -94,7 +94,7 @@ class Collectives:
         return PROCESS_GROUPS.waits(cell.executor.thread.ident or 0, _wall(running[2]), alone=alone, helpers=helpers)
 
     def _running(self, mesh: str, call: str) -> tuple[int, ActorCell] | None:
-        """The rank here that runs a call, and its cell."""
+        """Returns the rank in this process that runs a call, and its cell."""
         cells = ((rank, cell) for (uid, rank), cell in tuple(self._runtime.cells.items()) if uid == mesh)
         return next(((rank, cell) for rank, cell in cells if call in cell.running_now()), None)
 
@@ -139,7 +139,7 @@ class Collectives:
         answer_aside(answer, asker, "groups")
 
     def _busy(self, mesh: str) -> set[str]:
-        """Groups that calls may use that still run: all, where one runs on the mesh whose calls should have ended."""
+        """Returns groups that running calls may use: all if one runs on `mesh`, whose calls should have ended."""
         deadline = time.monotonic() + _UNWINDS_S
         while any(cell.running_now() for (uid, _), cell in tuple(self._runtime.cells.items()) if uid == mesh):
             if time.monotonic() > deadline:
@@ -151,7 +151,7 @@ class Collectives:
     def _renew(self, body: Renew, asker: Asker[Renewed]) -> None:
         def renew() -> Renewed:
             with self._renewing:
-                if body.number != self._number:  # else the message has arrived twice
+                if body.number != self._number:  # else this is a duplicate of the message
                     self._number = body.number
                     PROCESS_GROUPS.give_up(body.number, body.groups, body.lost, again=body.again)
                     PROCESS_GROUPS.set_environment(self._environment(body))
@@ -169,8 +169,8 @@ class Collectives:
     # -- the caller's side ------------------------------------------------------------------------------------------
 
     def release(self, call: PendingCall[object], callback: Callable[[], None]) -> None:
-        """Some ranks have raised in a call: those that wait for them in process groups are freed, and the groups are
-        given up on all ranks. `callback` is called once that is done, or cannot be. Does not block."""
+        """Frees ranks that wait in process groups for ranks that have raised in a call, and gives up the groups on all
+        ranks. Calls `callback` once that is done, or has failed. Does not block."""
         state = self._runtime.meshes.get(call.mesh)
         procs = state.procs if isinstance(state, ActorState) else state
         if not isinstance(procs, ProcState):
@@ -191,10 +191,10 @@ class Collectives:
     def renew_after_loss(
         self, procs: ProcState, ranks: Sequence[int], world: RendezvousEnvironment | None, lost: tuple[int, ...]
     ) -> Future[set[str]]:
-        """Gives up groups that had lost ranks in them, and sets the environment of these ranks of a mesh anew.
+        """Gives up groups with lost members, and sets the environment of these ranks of a mesh again.
 
-        `lost` are ranks of torch.distributed. Gives the actor meshes, by uid, whose `__init__` had made such a group.
-        Does not block.
+        `lost` are ranks of torch.distributed. Returns the actor meshes, by uid, whose `__init__` had created such a
+        group. Does not block.
         """
         done: Future[set[str]] = pending_future(describe=lambda: f"process groups of {procs.name} are being given up")
 
@@ -208,11 +208,11 @@ class Collectives:
         return done
 
     def _in_turn(self, procs: ProcState, done: Future[T], begin: Callable[[], None], nothing: T) -> None:
-        """Begins when what came before is done: all ranks have to agree on where their next groups meet."""
+        """Begins when the previous renewal is done: all ranks must agree on the store of their next groups."""
         with self._lock:
             before = self._last.get(procs.uid)
             self._last[procs.uid] = done
-        self._runtime.later(_MOST_S, lambda: resolve_future(done, nothing))  # where something here fails
+        self._runtime.later(_MOST_S, lambda: resolve_future(done, nothing))  # in case of a failure here
         if before is None:
             begin()
         else:
@@ -254,7 +254,7 @@ class Collectives:
         callback: Callable[[dict[int, R]], object],
         within: float,
     ) -> None:
-        """Asks ranks of a mesh, and calls `callback` with the replies `within` seconds. Does not block."""
+        """Asks ranks of a mesh, and calls `callback` with their replies `within` seconds. Does not block."""
         ask_ranks(self._runtime, procs, ranks, verb, body, lambda replies, _: callback(replies), within=within)
 
 
@@ -275,10 +275,10 @@ class _Release:
         self._cut = False
         self._again_s = _AGAIN_S
         self._completed = False
-        runtime.later(_RELEASE_S, self._complete)  # where something here fails
+        runtime.later(_RELEASE_S, self._complete)  # in case of a failure here
 
     def begin(self) -> None:
-        """Asks the ranks that have not answered what they wait in."""
+        """Asks ranks that have not answered the call in which groups they wait."""
         missing = self._call.missing_ranks()
         self._rounds += 1
         if not missing or self._rounds > _ROUNDS:
@@ -292,7 +292,7 @@ class _Release:
     def _waited(self, missing: frozenset[int], waits: dict[int, ThreadWaits]) -> None:
         running = [wait for wait in waits.values() if wait.runs]
         computes = [wait for wait in running if wait.member_of and not (wait.groups or wait.joins or wait.used)]
-        if computes and self._patience > 0:  # it may well come to a collective, where the next call should not meet it
+        if computes and self._patience > 0:  # it may still begin a collective, which would meet the next call's
             self._patience -= 1
             self._runtime.later(_PATIENT_S, self.begin)
             return
@@ -318,11 +318,11 @@ class _Release:
         self._service.ask(self._procs, list(ends), END_WAITS, body, lambda _: self._check(waited, deadline), _ANSWER_S)
 
     def _check(self, ended: set[int], deadline: float) -> None:
-        """Goes on when the freed ranks have answered."""
+        """Continues when the freed ranks have answered."""
         waiting = ended & set(self._call.missing_ranks())
         if waiting and time.monotonic() < deadline:
             self._runtime.later(_LOOK_S, lambda: self._check(ended, deadline))
-        elif not ended or len(waiting) == len(ended):  # their programs go on in spite of that
+        elif not ended or len(waiting) == len(ended):  # their programs continue nevertheless
             self._finish(running=True)
         else:
             self.begin()
@@ -331,7 +331,7 @@ class _Release:
 
         def over(_: object = None) -> None:
             self._complete()
-            if running and not self._runtime.closed and self._call.missing_ranks():  # it may come to a collective yet
+            if running and not self._runtime.closed and self._call.missing_ranks():  # a collective may follow
                 self._rounds, self._cut = 0, False
                 self._again_s *= 1.5
                 if self._again_s < _NEVER_AGAIN_S and self._procs.stopped is None:
@@ -352,11 +352,11 @@ class _Release:
 def deserted(
     waits: Mapping[int, ThreadWaits], missing: Collection[int]
 ) -> dict[int, tuple[tuple[GroupKey, ...], bool]]:
-    """Returns the broken groups of the ranks of a call: those of which some rank has answered.
+    """Returns the broken groups of the ranks of a call: groups of which some rank has answered.
 
-    Waits in them do not end by themselves; and where a rank that computes would come to one later, it would meet
-    another call there. `waits` is what all ranks report, `missing` those that have not answered. Gives the groups by
-    rank, and whether it waits for others to join.
+    Waits in them do not end by themselves; and a computing rank that begins a collective of one later would meet
+    another call there. `waits` are the reports of all ranks, `missing` the ranks that have not answered. The result
+    has the groups by rank, and whether the rank waits for others to join.
     """
     members: dict[GroupKey, set[int]] = {}
     for rank, thread in waits.items():
@@ -377,7 +377,7 @@ def deserted(
 
 
 def answer_aside(compute: Callable[[], Q], asker: Asker[Q], name: str) -> None:
-    """Answers on a thread of that name: what takes some time is not the reading thread's."""
+    """Answers on a thread of that name, so that slow work does not block the reading thread."""
 
     def run() -> None:
         try:
@@ -394,12 +394,12 @@ def answer_aside(compute: Callable[[], Q], asker: Asker[Q], name: str) -> None:
 
 
 def _wall(monotonic: float) -> int:
-    """A time of the monotonic clock by that of the wall, in nanoseconds."""
+    """Converts a time of the monotonic clock to the wall clock's, in nanoseconds."""
     return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)
 
 
 def _began(cell: ActorCell) -> int:
-    """Start of the running call in nanoseconds of the wall clock; 0 if there is none."""
+    """Returns the start of the running call in nanoseconds of the wall clock; 0 if there is none."""
     running = cell.running
     return 0 if running is None else _wall(running[2])
 

@@ -11,7 +11,7 @@ from monarch_nb.wire import json_decoder
 
 logger = logging.getLogger(__name__)
 
-MAKES_STORE = "_create_c10d_store"  # the function of torch's that finds a store, or makes it
+MAKES_STORE = "_create_c10d_store"  # the torch function that finds or creates a store
 
 
 class FlightRecord(msgspec.Struct, frozen=True):
@@ -47,9 +47,9 @@ _decoder = json_decoder(_Records)
 
 
 def records() -> list[FlightRecord]:
-    """The last collectives of this process. Takes a tenth of a second where there are thousands.
+    """Returns the last collectives of this process. Takes a tenth of a second for thousands.
 
-    Empty if PyTorch is configured to record none; older versions do not record those of gloo.
+    Empty if PyTorch is configured to record none; older versions do not record gloo's collectives.
     """
     library = sys.modules.get("torch._C._distributed_c10d")
     entries: list[FlightRecord] = []
@@ -58,16 +58,16 @@ def records() -> list[FlightRecord]:
         if dump is not None:
             try:
                 entries += _decoder.decode(dump(True, False)).entries
-            except Exception:  # of a version that says it otherwise
+            except Exception:  # another version of PyTorch
                 logger.debug("%s", name, exc_info=True)
     return entries
 
 
 def address(store: object) -> tuple[str, int]:
-    """Host and port of the server behind a store of torch.distributed; ("", 0) where it has none."""
+    """Returns host and port of the server behind a store of torch.distributed; ("", 0) if it has none."""
     for _ in range(8):
         kind = type(store)
-        if not kind.__module__.startswith("torch."):  # objects of the program's are not touched
+        if not kind.__module__.startswith("torch."):  # the program's objects are not touched
             break
         if kind.__name__ == "TCPStore":
             return str(getattr(store, "host", "")), int(getattr(store, "port", 0))
@@ -76,7 +76,7 @@ def address(store: object) -> tuple[str, int]:
 
 
 def frames_of(thread: int) -> list[FrameType]:
-    """Frames of a thread, the innermost first."""
+    """Returns the frames of a thread, the innermost first."""
     frame, frames = sys._current_frames().get(thread), []
     while frame is not None:
         frames.append(frame)
@@ -95,12 +95,12 @@ def is_in_torch(frames: list[FrameType]) -> bool:
 
 
 def stores(frame: FrameType) -> list[object]:
-    """Stores that a function has in a variable."""
+    """Returns the stores in a function's variables."""
     return [value for value in tuple(frame.f_locals.values()) if address(value)[1]]
 
 
 def sought_store(frame: FrameType) -> tuple[str, int] | None:
-    """The store that a function of torch's is to find or to make."""
+    """Returns the store that a torch function looks for or creates; None for other functions."""
     if frame.f_code.co_name != MAKES_STORE:
         return None
     values = frame.f_locals
@@ -109,5 +109,5 @@ def sought_store(frame: FrameType) -> tuple[str, int] | None:
 
 
 def python_threads() -> frozenset[int]:
-    """Threads that Python has started."""
+    """Returns the threads that Python has started."""
     return frozenset(thread.ident for thread in threading.enumerate() if thread.ident is not None)

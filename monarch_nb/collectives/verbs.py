@@ -9,15 +9,15 @@ from monarch_nb.wire import Done, Verb
 
 
 class GroupKey(msgspec.Struct, array_like=True, frozen=True):
-    """Identifies a process group, equally on all of its members: every rank sends those of all of its groups."""
+    """Identifies a process group, equally on all its members: every rank sends the keys of all its groups."""
 
     name: str
-    runs: tuple[tuple[int, int, int], ...]  # ranks of torch.distributed: from, to (left out) and step of each run
-    store: str  # "host:port" through which its members found each other, "" where that is not known
+    runs: tuple[tuple[int, int, int], ...]  # ranks of torch.distributed: start, stop (excluded) and step of each run
+    store: str  # "host:port" through which its members have met; "" if not known
 
     @classmethod
     def of(cls, name: str, members: Iterable[int], store: str) -> "GroupKey":
-        """The key of a group of these ranks, in ascending order."""
+        """Returns the key of a group of these ranks, in ascending order."""
         return cls(name, tuple(_runs([*members])), store)
 
     @property
@@ -27,7 +27,7 @@ class GroupKey(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """The number of members."""
         return sum(len(range(*run)) for run in self.runs)
 
 
@@ -43,7 +43,7 @@ def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 class AskWaits(msgspec.Struct, array_like=True, frozen=True):
-    """Asks ranks what they wait in, while they run a call."""
+    """Asks ranks in which groups they wait, while they run a call."""
 
     mesh: str
     call: str
@@ -54,13 +54,13 @@ class ThreadWaits(msgspec.Struct, array_like=True, frozen=True):
 
     runs: bool = False  # the call has not ended
     groups: tuple[GroupKey, ...] = ()
-    joins: bool = False  # it waits for the others of a group that is being made
-    used: tuple[GroupKey, ...] = ()  # in which this call has begun collectives
+    joins: bool = False  # it waits for the other members of a group that is being created
+    used: tuple[GroupKey, ...] = ()  # groups in which this call has begun collectives
     member_of: tuple[GroupKey, ...] = ()
 
 
 class Ending(msgspec.Struct, array_like=True, frozen=True):
-    """Groups that some ranks are to wait in no longer, or that they are not to join."""
+    """Groups in which some ranks must stop waiting, or which they must not join."""
 
     ranks: tuple[int, ...]
     groups: tuple[GroupKey, ...] = ()
@@ -68,7 +68,7 @@ class Ending(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EndWaits(msgspec.Struct, array_like=True, frozen=True):
-    """Ends what ranks wait in, where they still run that call: connections of groups are cut."""
+    """Ends waits of ranks that still run that call, by cutting connections of groups."""
 
     mesh: str
     call: str
@@ -76,7 +76,7 @@ class EndWaits(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AskBroken(msgspec.Struct, array_like=True, frozen=True):
-    """Asks processes which of their groups are unusable, now that what ran on a mesh has ended.
+    """Asks processes which of their groups are unusable, after the calls on a mesh have ended.
 
     In `call` the collectives of `ranks` broke off.
     """
@@ -90,32 +90,32 @@ class Broken(msgspec.Struct, array_like=True, frozen=True):
     """Groups that were cut, or whose collectives broke off."""
 
     groups: tuple[GroupKey, ...] = ()
-    joins: bool = False  # one was cut while it was being made
-    port: int = 0  # one that is free on this host
-    ended: tuple[GroupKey, ...] = ()  # of all groups of the process, those that cannot go on once they are broken
+    joins: bool = False  # a group was cut during its creation
+    port: int = 0  # a free port of this host
+    ended: tuple[GroupKey, ...] = ()  # all groups of the process that cannot be renewed once broken
 
 
 class Renew(msgspec.Struct, array_like=True, frozen=True):
-    """Gives groups up, and sets what torchrun would: new groups are made through another store.
+    """Gives groups up, and sets torchrun's variables: new groups are created through another store.
 
-    Names of groups that are made next begin at `number`, which is larger than all before: a store may still have what
-    those of before have written there. `lost` are ranks of torch.distributed that were lost, and with them all groups
-    they were in. Variables that the user has set stay.
+    Names of the next groups begin at `number`, which is larger than all before: a store may still have entries of
+    earlier groups. `lost` are ranks of torch.distributed that were lost, and with them all groups with these members.
+    Variables that the user has set stay.
     """
 
     number: int
-    port: int = 0  # of the next store, where the world is as it was
-    world: RendezvousEnvironment | None = None  # where it has changed
+    port: int = 0  # of the next store, if the world is unchanged
+    world: RendezvousEnvironment | None = None  # if it has changed
     groups: tuple[GroupKey, ...] = ()
     lost: tuple[int, ...] = ()
-    again: tuple[GroupKey, ...] = ()  # that go on, once all their members have connected them anew
+    again: tuple[GroupKey, ...] = ()  # groups that continue, once all their members have reconnected
 
 
 class Renewed(msgspec.Struct, array_like=True, frozen=True):
-    """Actors, by mesh and rank, whose `__init__` had made one of the groups that a process has given up."""
+    """Actors, by mesh and rank, whose `__init__` had created one of the groups that a process has given up."""
 
     makers: tuple[tuple[str, int], ...] = ()
-    failed: tuple[GroupKey, ...] = ()  # that could not be connected anew
+    failed: tuple[GroupKey, ...] = ()  # groups that could not be reconnected
 
 
 WAITS = Verb("collectives.waits", AskWaits, ThreadWaits, doc="which process groups a rank waits in, and is a member of")
