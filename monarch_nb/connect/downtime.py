@@ -1,4 +1,4 @@
-"""The report of what has happened to a mesh while it had no controller, given once to the one that attaches it."""
+"""The report of events on a mesh while it had no controller, given once to the controller that attaches it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -117,7 +117,7 @@ def _unreached_hosts(procs: ProcState, hosts: Mapping[str, str]) -> list[tuple[f
 
 
 def _notices(procs: ProcState, notices: Mapping[str, Sequence[p.PreemptionNotice]]) -> list[tuple[float, str]]:
-    """Returns events for hosts with a preemption notice, which had nobody to notify at the time."""
+    """Returns events for hosts with a preemption notice, which had no controller to notify at the time."""
     events = []
     for host, host_notices in notices.items():
         ranks = places_of(procs.region, [rank for rank in procs.layout.ranks_on(host) if rank in procs.ranks])
@@ -218,7 +218,7 @@ def _line(mesh: MeshFile) -> str:
 
 
 def findings_report(name: str) -> str:
-    """What was found about the mesh of that name or id, or with actors of that name, while it had no controller.
+    """Returns findings about the mesh of that name or id, or with actors of that name, while it had no controller.
 
     Raises LookupError if nothing is known about such a mesh.
     """
@@ -258,7 +258,7 @@ def _description(name: str, mesh: MeshFile | None, runs: Sequence[run_findings.R
 
 
 def finding_line(finding: p.RunFinding) -> str:
-    """A finding with its times."""
+    """Returns a finding with its times."""
     until = f"–{clock(finding.last)}" if finding.times > 1 else ""
     is_fact = finding.sure or finding.kind == "waiting_on"  # as Finding.is_suspicion
     return f"{clock(finding.first)}{until} {'' if is_fact else 'perhaps: '}{finding.text}"

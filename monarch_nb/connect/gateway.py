@@ -37,11 +37,11 @@ class Gateway:
 
     @property
     def up(self) -> bool:
-        """Whether it is connected."""
+        """True while it is connected."""
         return not self.remote.lost and (self.remote.is_local or self._runtime.node.connected(self.agent))
 
     def ask(self, endpoint: str, timeout: float) -> p.IntroduceReply:
-        """Has the gateway connect to an endpoint and returns what it found there. Blocks."""
+        """Has the gateway connect to an endpoint and returns its reply. Blocks."""
         question = p.Introduce(endpoint, timeout)
         try:
             return request(self._runtime, self.agent, verbs.INTRODUCE, question).get(timeout + _MARGIN_S)
@@ -73,17 +73,17 @@ class GatewayHost(RemoteHost):
         self._answer: p.IntroduceReply | None = None  # the gateway's last answer
 
     def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
-        """Whether it is the same healthy host; the key is the gateway's own."""
+        """Returns whether it is the same healthy host; the key is the gateway's own."""
         return (
             super().is_still(endpoint, incarnation, self.keys) and self.runtime.part(HostRoutes).gateway is self.gateway
         )
 
     def dials(self, other: ExternalHost) -> bool:
-        """Whether this host's agent can dial the other one: assumed for hosts behind the same gateway."""
+        """Returns whether this host's agent can dial the other one: assumed for hosts behind the same gateway."""
         return isinstance(other, GatewayHost) and super().dials(other)
 
     def join(self) -> Future[Done]:
-        """Makes it reachable from here. Resolves when the agent has accepted the lease."""
+        """Makes it reachable from this process. Resolves when the agent has accepted the lease."""
         self.runtime.node.learn(self.host, via=self.gateway.agent, incarnation=self.incarnation)
         return request(self.runtime, self._agent, verbs.LEASE, p.OwnerLease(seconds=self.lease))
 
@@ -96,7 +96,7 @@ class GatewayHost(RemoteHost):
 
     @property
     def _vouched(self) -> bool:
-        return False  # that the gateway is there proves nothing about the host
+        return False  # the gateway's presence proves nothing about the host
 
     def _knock(self) -> bool | None:
         if not self.gateway.up:

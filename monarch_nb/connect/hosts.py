@@ -1,4 +1,4 @@
-"""Hosts that a user started: attached over TCP, and left running when the controller ends."""
+"""Hosts that a user has started: attached over TCP, and left running when the controller ends."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ _KNOCK_S = 1.0
 
 
 class AttachError(RuntimeError):
-    """Hosts, or a mesh, could not be attached; the text says what is wrong and what to do. `errors` is by endpoint."""
+    """Hosts, or a mesh, could not be attached; the text has the cause and the remedy. `errors` is by endpoint."""
 
     def __init__(self, errors: dict[str, Exception], count: int) -> None:
         self.errors = errors
@@ -50,8 +50,8 @@ def attach_hosts(
 
     `endpoints` are their addresses ("tcp://node7:22222"), `key` is the key file they were started with. Blocks until
     all have answered; a host that does not listen yet is waited for, up to `timeout` seconds. When this process has
-    been disconnected for `lease` seconds (by default what the agent was started with, 60), what it spawned there is
-    stopped, and the host counts as lost here; the agents live on. Raises AttachError, TrustError (no key for a TCP
+    been disconnected for `lease` seconds (by default the agent's own value, 60), its processes there are stopped, and
+    the host counts as lost here; the agents live on. Raises AttachError, TrustError (no key for a TCP
     endpoint; with `insecure_loopback` 127.0.0.1 and ::1 need none), or ValueError for an invalid endpoint.
     """
     if isinstance(endpoints, str):
@@ -135,7 +135,7 @@ def attach_states(
 
 def refusals(states: Sequence[p.HostState], take: Callable[[Sequence[p.HostState]], object]
             ) -> list[tuple[p.HostState, Exception]]:  # fmt: skip
-    """Takes hosts in, all at once or, if that fails, one by one; returns those that failed, with the errors. Blocks."""
+    """Takes hosts in, all at once or, if that fails, one by one; returns failed ones with their errors. Blocks."""
     try:
         take(states)
     except (RuntimeError, TimeoutError) as error:
@@ -172,7 +172,7 @@ def read_key(key: "Keys | str | PathLike[str] | None") -> Keys | None:
 
 
 def _is_behind_gateway(endpoint: str) -> bool:
-    """Whether a gateway dials this endpoint."""
+    """Returns whether a gateway dials this endpoint."""
     gateway = current_runtime().part(HostRoutes).gateway
     return gateway is not None and gateway.remote.endpoint != endpoint
 
@@ -194,7 +194,7 @@ def _introduce(
 
 
 def objection(endpoint: str, state: p.HostState, peers: Sequence[p.HostState]) -> Exception | None:
-    """Returns why the host that answers there cannot be attached."""
+    """Returns why the host that answers at an endpoint cannot be attached; None if it can."""
     reason, stops = differences(endpoint, state)
     if stops:
         return RuntimeError(reason)

@@ -1,4 +1,4 @@
-"""Hosts that dial this process, for networks where nobody can dial them; they join at one TCP endpoint."""
+"""Hosts that dial this process, for networks that do not allow dialling them; they join at one TCP endpoint."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ from monarch_nb.wire import Asker, Done, agent_of, counted
 
 log = logging.getLogger(__name__)
 
-_BEAT_S = 1.0  # between messages to a host: a broken connection shows only when something is written to it
+_BEAT_S = 1.0  # between messages to a host: only a write reveals a broken connection
 _BEATS = 1000  # messages per second, for any number of hosts
 _ASK_S = 3.0
 _JOIN_S = 10.0
@@ -38,7 +38,7 @@ class JoinedHost(RemoteHost):
         runtime.later(self._pause, self._send_beat)
 
     def dials(self, other: ExternalHost) -> bool:
-        """Whether this host's agent can dial the other one: unknown, so no."""
+        """Returns False: it is unknown whether this host's agent can dial the other one."""
         return False
 
     def join(self) -> Future[Done]:
@@ -97,7 +97,7 @@ class Reception:
             raise
 
     def belongs_to(self, runtime: Runtime) -> bool:
-        """Whether it accepts hosts for this runtime, not for one that this process has shut down."""
+        """Returns whether it accepts hosts for this runtime, not for one that this process has shut down."""
         return self._runtime is runtime
 
     def _on_identify(self, state: p.HostState, asker: Asker[p.IdentifyReply]) -> p.IdentifyReply:
@@ -139,7 +139,7 @@ class Reception:
             self._changed.notify_all()
 
     def take(self, count: int, timeout: float) -> list[p.HostState]:
-        """Takes the first `count` hosts that have joined; blocks. Raises AttachError, which covers the others."""
+        """Takes the first `count` hosts that have joined; blocks. Raises AttachError, which lists the missing ones."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while len(self._new) < count and (remaining := deadline - time.monotonic()) > 0:
@@ -188,7 +188,7 @@ def accept_hosts(
 ) -> HostMesh:
     """Returns a mesh, with dimension `hosts`, of the first `count` hosts that dial this process at the endpoint `at`.
 
-    For hosts that nobody can dial: `monarch-nb agent --dial tcp://HERE:22222 --key FILE --keep` runs there. Further
+    For hosts that cannot be dialled: `monarch-nb agent --dial tcp://HERE:22222 --key FILE --keep` runs there. Further
     hosts that dial are available to the next call. `key` and `lease` are as for `attach_hosts`. Processes on such hosts
     reach those of other hosts through this process. Blocks up to `timeout` seconds. From the first call on this process
     listens at that endpoint, until `shutdown_context()`. Raises AttachError if fewer hosts have come, TrustError
@@ -225,9 +225,9 @@ def use_keys(runtime: Runtime, old: Keys, new: Keys) -> None:
 def readmit(
     runtime: Runtime, hosts: Sequence[str], endpoint: str, keys: Keys | None, timeout: float
 ) -> dict[str, Exception]:
-    """Attaches hosts that dialled a process which is gone, at the same endpoint. Blocks until all have dialled.
+    """Attaches hosts that dialled an earlier process at the same endpoint. Blocks until all have dialled.
 
-    Returns the errors of those that have not within `timeout` seconds, or do not agree.
+    Returns the errors of hosts that have not dialled within `timeout` seconds, or do not agree.
     """
     try:
         reception = _reception_at(runtime, endpoint, keys, keys is None)

@@ -1,4 +1,4 @@
-"""Another key for hosts that are in use: all that reach each other by a key change it together."""
+"""Rotation of the key of hosts in use: all hosts that share a key change it together."""
 
 import logging
 import threading
@@ -79,7 +79,7 @@ class _KeyRotation:
             )
 
     def _finish(self) -> None:
-        """Has all forget the former key, and waits for those that are out of touch on a thread."""
+        """Has all agents forget the former key, and awaits unreachable ones on a thread."""
         requests = self._ask("done")
         _, silent = self._collect(requests)
         pending = {host: requests[host] for host in silent}
@@ -106,7 +106,7 @@ class _KeyRotation:
         }
 
     def _collect(self, requests: Mapping[str, Future[p.KeyChanged]]) -> tuple[dict[str, p.KeyChanged], dict[str, str]]:
-        """Waits for the replies; returns them, and why others have not come."""
+        """Waits for the replies; returns them, and the reasons for missing ones."""
         replies, silent = dict[str, p.KeyChanged](), dict[str, str]()
         for host, answer in requests.items():
             try:
@@ -126,7 +126,7 @@ class _KeyRotation:
 
 
 def _key_of(runtime: Runtime, name: str, hosts: Sequence[str]) -> Keys:
-    """Returns the key of a mesh's hosts. Raises ValueError unless they have the same."""
+    """Returns the key of a mesh's hosts. Raises ValueError unless they share one."""
     keys: Keys | None = None
     for host in hosts:
         remote = runtime.part(HostRoutes).attached.get(host)

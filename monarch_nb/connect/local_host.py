@@ -28,7 +28,7 @@ _PULSE_S = 0.5  # between checks of a process, where the system has no pidfd
 
 
 class LocalHost:
-    """A host on this machine; offers the same as a remote one."""
+    """A host on this machine, with the interface of a remote one."""
 
     via_gateway = False
     dials_only_controller = False
@@ -45,7 +45,7 @@ class LocalHost:
         self.pid = state.pid
         self.lost = ""  # the reason, once it is lost
         self._leaving = False  # whether its end is intended
-        self._killed = False  # whether somebody else kills it
+        self._killed = False  # whether another program kills it
         self._ended = threading.Event()
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class LocalHost:
         return reply
 
     def give_up(self, reason: str) -> None:
-        """Called when whoever started its agent ends it, which is no failure; pending requests fail then.
+        """Called when the program that started its agent ends it, which is no failure; pending requests fail then.
 
         Notifies the agent that this process leaves: SIGTERM, sent by some schedulers, is no notice to an unused host.
         """
@@ -90,11 +90,11 @@ class LocalHost:
         """Does nothing: no connection leads to it."""
 
     def outage(self) -> str:
-        """Returns why it is lost; nothing else comes between this process and it."""
+        """Returns the reason if it is lost; there are no other outages on one machine."""
         return self.lost
 
     def await_return(self, seconds: float) -> None:
-        """Returns at once: it does not come back, and another agent there is another host."""
+        """Returns at once: it never returns, and a new agent there is another host."""
 
     def end(self) -> None:
         """Stops watching it."""
@@ -149,7 +149,7 @@ def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Pat
     """Returns the run folder of the agent that listens at a path, or behind the link there.
 
     Blocks until there is one; raises UnreachableError once `deadline` (monotonic) has passed or it is given up, and
-    TrustError for a folder that others could have made.
+    TrustError for a folder that other users could have created.
     """
     link = os.path.abspath(path)
     while not os.path.exists(link):
@@ -223,7 +223,7 @@ def _is_reachable(runtime: Runtime, host: str) -> bool:
 
 
 def _connect_if_agent(runtime: Runtime, host: str, name: str) -> bool:
-    """Connects to a host on this machine; False if it has no agent."""
+    """Connects to a host on this machine; returns False if it has no agent."""
     folder = find_run_folder(host)
     if folder is None:
         raise UnreachableError(

@@ -47,9 +47,9 @@ from monarch_nb.transport import Keys, TransportError, UnreachableError
 from monarch_nb.wire import agent_of, counted, host_name, host_of, msgpack_decoder, parse_address, text_of
 
 _ANSWER_S = 10.0
-_CALLS_S = 20.0  # for a host that dials in, which it does every few seconds
+_CALLS_S = 20.0  # for a host that dials in every few seconds
 
-Failures = dict[str, str]  # why hosts cannot be reached, by their ids
+Failures = dict[str, str]  # reasons why hosts cannot be reached, by their ids
 
 
 def connect_hosts(runtime: Runtime, mesh: MeshFile) -> Failures:
@@ -115,7 +115,7 @@ def _try_each(ways: Sequence[HostRoute], follow_one: Callable[[HostRoute], objec
     for way in ways:
         try:
             follow_one(way)
-        except Exception as error:  # what the transport, a job or the host itself says
+        except Exception as error:  # of the transport, a job or the host
             failures[way.host] = text_of(error)
     return failures
 
@@ -171,11 +171,11 @@ _TURN = 1 << 32  # versions and editions of a mesh that one owner may assign
 
 
 class RankReconciler:
-    """Brings the state of one mesh of processes, and of its actors, up to date with what its processes report.
+    """Brings the state of one mesh of processes, and of its actors, up to date with the reports of its processes.
 
     The recorded state may be outdated: a controller that was killed may have healed ranks, or may have been about to,
-    without recording it. The processes report which actors run in them and why others do not. `apply` may be called
-    from any thread.
+    without recording it. The processes report their running actors and the reasons for missing ones. `apply` may be
+    called from any thread.
     """
 
     def __init__(self, runtime: Runtime, procs: ProcState, actors: Sequence[ActorState]) -> None:
@@ -264,7 +264,7 @@ def detached_meshes() -> list[MeshFile]:
 def attach_mesh(name: str, *, steal: bool = False) -> AttachedMesh:
     """Attaches the mesh of that name, or with actors of that name; blocks until all of it has answered.
 
-    Raises AttachError with the current holder, or with what has become of the mesh.
+    Raises AttachError with the current holder, or with the fate of the mesh.
     """
     runtime = current_runtime()
     path, mesh = _find(name)
@@ -284,7 +284,7 @@ def attach_mesh(name: str, *, steal: bool = False) -> AttachedMesh:
 
 
 def end_mesh(name: str, *, steal: bool = False) -> str:
-    """Stops a detached mesh, whatever version runs it, and returns a line about it; blocks. Raises AttachError."""
+    """Stops a detached mesh, run by any version, and returns a line about it; blocks. Raises AttachError."""
     runtime = current_runtime()
     path, mesh = _find(name)
     failures = _reach(runtime, path, mesh)
@@ -424,7 +424,7 @@ def _greet(runtime: Runtime, procs: ProcState, actors: Sequence[ActorState], tur
     for address, answer in requests.items():
         try:
             answers[address] = answer.get(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:  # a stopped process: it replies when it goes on
+        except TimeoutError:  # a stopped process: it replies when it continues
             when_done(answer, _reconcile_late(reconciler, address))
         except RuntimeError:  # ended
             continue
@@ -445,12 +445,12 @@ def _reconcile_late(reconciler: RankReconciler, address: str) -> Callable[[Futur
 def attach(name: str | None = None, *, steal: bool = False) -> ProcMesh | ActorMesh[object] | str:
     """Attaches a mesh that was left by `detach`, or by a program that has ended; blocks until it has answered.
 
-    Returns the mesh of processes, or of actors, of that name, and prints what has happened meanwhile. All actors on the
+    Returns the mesh of processes, or of actors, of that name, and prints the events in the meantime. All actors on the
     same processes are attached with it: get them by name too. Without a name it returns the list of meshes that can be
     attached. With `steal` the mesh is taken over from a controller that holds it, which is notified. Ranks on hosts
     that cannot be reached within some 10 s (20 s for those that dial) count as lost, until `heal_mesh`;
-    `monarch.results` has what calls have answered meanwhile. Raises AttachError, which says who has the mesh since
-    when, what has become of it, or that none of the hosts that store it can be reached.
+    `monarch.results` has the results of calls in the meantime. Raises AttachError, which names the holder of the mesh
+    and the time of its claim, or the fate of the mesh, or says that none of its storing hosts can be reached.
     """
     if name is None:
         return listing(detached_meshes())
@@ -500,7 +500,7 @@ def _unreachable(mesh: MeshFile, host: str, reason: str) -> str:
 def _claim(runtime: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) -> list[p.AttachReply]:
     """Claims the mesh at the first of its hosts that knows it, which decides, then at the others.
 
-    The deciding answer comes first. A restarted agent knows nothing and has no processes of the mesh. Silent hosts are
+    The deciding answer comes first. A restarted agent has neither records nor processes of the mesh. Silent hosts are
     added to `failures`.
     """
     holder = runtime.part(Detacher).holder
@@ -554,9 +554,9 @@ def _give_back(runtime: Runtime, mesh: MeshFile, failures: Container[str], reaso
 
 
 def _report_lost(runtime: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None:
-    """Reports these hosts, and all that runs on them, as lost, here and to all other hosts.
+    """Reports these hosts, and all ranks on them, as lost, here and to all other hosts.
 
-    Once such a host can be reached, its ranks can be healed; what still runs there is stopped then.
+    Once such a host can be reached, its ranks can be healed; processes that still run there are stopped then.
     """
     routes, ways = runtime.part(HostRoutes), {way.host: way for way in mesh.ways}
     for host, error in failures.items():

@@ -57,12 +57,12 @@ class Detacher:
     """Detaches the meshes of this controller, and keeps their records with the host agents up to date until then."""
 
     def __init__(self, runtime: Runtime, diagnoser: str) -> None:
-        """`diagnoser` is what agents diagnose detached meshes with: a name, as it crosses to other processes."""
+        """`diagnoser` names the function with which agents diagnose detached meshes: a name can be sent to agents."""
         self._runtime, self._diagnoser = runtime, diagnoser
         self._secrets: dict[str, str] = {}  # by uid of the procs
         self._notes: dict[str, bytes] = {}
         self._grants: dict[str, tuple[int, int]] = {}  # grant and turn of each attached mesh
-        self._unread: dict[str, UnreadCalls] = {}  # by mesh, where answers are stored
+        self._unread: dict[str, UnreadCalls] = {}  # by mesh with stored answers
         # Add notes of the notebook to the record of a mesh, given the uids of the mesh and of its actors.
         self.note_sources: list[Callable[[tuple[str, ...]], bytes]] = []
         # By mesh, the hosts whose agents were asked to hold it, with the last message; None for a full record.
@@ -70,8 +70,8 @@ class Detacher:
         # Incarnations of ranks that were lost with their host, by host and mesh.
         self._lost: dict[tuple[str, str], dict[int, int]] = {}
         self._ways: dict[str, HostRoute] = {}  # to hosts of attached meshes that this process has not reached
-        self._due: dict[str, set[str]] = {}  # meshes to be sent to their hosts, and hosts that get all of it again
-        self._unwritten: dict[str, str] = {}  # why, by the names of meshes
+        self._due: dict[str, set[str]] = {}  # meshes whose hosts need an update, and hosts that get a full record
+        self._unwritten: dict[str, str] = {}  # reasons, by the names of meshes
         self._lock = threading.Lock()
         self._recording = threading.Lock()
         self._description = f"the program {Path(sys.argv[0]).name or 'python'}"  # for other controllers
@@ -157,7 +157,7 @@ class Detacher:
     def _leave(self, state: ProcState, hosts: Sequence[str], seconds: float, reason: str) -> None:
         runtime = self._runtime
         if state.uid in self._held:
-            self._held[state.uid] = {}  # if one host refuses, the others have been sent what does not become true
+            self._held[state.uid] = {}  # if one host refuses, the others have a record that is not valid
         try:
             holds = self._holds(state, seconds, keep=True)
         except DetachError as error:
@@ -294,7 +294,7 @@ class Detacher:
         self._hold_due()
 
     def _schedule_holds(self, uid: str, hosts: Iterable[str] = ()) -> None:
-        """Schedules an update of a mesh's hosts; `hosts` get all of it again."""
+        """Schedules an update of a mesh's hosts; `hosts` get a full record again."""
         state = self._runtime.meshes.get(uid)
         with self._lock:
             first = not self._due
@@ -311,7 +311,7 @@ class Detacher:
             return self._hold(due)
 
     def _hold(self, due: Mapping[str, set[str]]) -> dict[str, str]:
-        """Writes records and sends them; returns why some are not, by the names of the meshes."""
+        """Writes and sends records; returns the reasons for unwritten ones, by the names of the meshes."""
         failed: dict[str, str] = {}
         for uid, hosts in due.items():
             state = self._runtime.meshes.get(uid)
@@ -329,7 +329,7 @@ class Detacher:
         return failed
 
     def _send_holds(self, uid: str, holds: Mapping[str, p.Hold], hosts: set[str]) -> None:
-        """Sends holds to the hosts that store the full record, and to others only if theirs have changed."""
+        """Sends holds to the hosts that store the full record, and to others only if their holds have changed."""
         before = dict(self._held.get(uid, {}))  # a host may be lost meanwhile
         last = self._held[uid] = {host: hold for host, hold in before.items() if host in holds and host not in hosts}
         for host, hold in holds.items():
@@ -394,16 +394,16 @@ class Detacher:
             self._schedule_holds(procs.uid, hosts)
 
     def _is_kept(self, procs: MeshState) -> bool:
-        """Whether a mesh is to outlive this process, or was attached."""
+        """Returns whether a mesh is to outlive this process, or was attached."""
         owned = procs.spawn_spec is not None and procs.stopped is None
         return owned and (settings.mesh_keep > 0 or procs.uid in self._held)
 
     # -- hosts that were lost -----------------------------------------------------------------------------------------
 
     def _reclaim(self, host: str) -> None:
-        """Stops what still runs of this process's meshes on a host that is back after it was lost. Blocks.
+        """Stops processes of this process's meshes that still run on a host that has returned after its loss. Blocks.
 
-        Its agent may hold such a mesh for any controller, or for another one that has it from this process.
+        Its agent may hold such a mesh for any controller, or for another one that took it over from this process.
         """
         for state in self._own_meshes():
             incarnations = self._lost.get((host, state.uid))
@@ -414,7 +414,7 @@ class Detacher:
                 request(self._runtime, agent_of(host), verbs.DROP, drop).get(_RECLAIM_S)
             except UnansweredError:
                 raise
-            except RequestError as error:  # another controller has what runs there
+            except RequestError as error:  # another controller owns the processes there
                 logger.warning("%s on host %s: %s", state.name, host_name(host), error)
             self._lost.pop((host, state.uid), None)
 

@@ -41,8 +41,8 @@ from monarch_nb.wire import Done, agent_of, counted, parse_address
 
 logger = logging.getLogger(__name__)
 
-EXIT_SECONDS = 2.0  # for cleaning up all that a program leaves behind
-INTERRUPTED_SECONDS = 0.3  # the same, where Ctrl-C has ended the program
+EXIT_SECONDS = 2.0  # for the cleanup of all that a program has started
+INTERRUPTED_SECONDS = 0.3  # the same if Ctrl-C has ended the program
 
 
 class LocalAgents:
@@ -53,13 +53,13 @@ class LocalAgents:
         self.lock = threading.RLock()
         self._runtime = runtime
         self._ahead = ahead  # may not listen yet
-        self._unused: dict[str, BegunWith] = {}  # by host that has not been used: what its agent was started with
+        self._unused: dict[str, BegunWith] = {}  # settings of its agent's start, by unused host
         self._dead: set[str] = set()  # hosts of this process whose agent has ended
 
     def ensure(self) -> None:
         """Starts the agent of this host, if this is a controller and it does not run yet; blocks about 0.2 s.
 
-        An agent that was started ahead is replaced if what it was started with has changed since.
+        An agent that was started ahead is replaced if the settings of its start have changed since.
         """
         runtime = self._runtime
         if runtime.host in self.running and not self._unused:
@@ -145,7 +145,7 @@ class LocalAgents:
         runtime.node.learn(host, run_folder=folder, incarnation=handle.incarnation)
         runtime.local_hosts.add(host)
         runtime.part(HostRoutes).local[host] = handle.incarnation
-        runtime.part(HostRoutes).settle((), 0.0)  # else agents of other programs refuse what is sent to processes here
+        runtime.part(HostRoutes).settle((), 0.0)  # else agents of other programs refuse messages to processes here
         threading.Thread(target=self._watch, args=(handle,), name="monarch-agent-watch", daemon=True).start()
 
     def _watch(self, handle: AgentHandle) -> None:
@@ -282,9 +282,9 @@ def at_exit() -> None:
 
 
 def give_up_hosts(hosts: Sequence[str], reason: str) -> None:
-    """Treats what runs on hosts that are about to be killed by whoever started them as stopped, not as failed.
+    """Treats meshes on hosts that are about to be killed by their starter as stopped, not as failed.
 
-    Does not block; calls that wait for them end once they are gone, or at once where that cannot be observed from here.
+    Does not block; calls that await the hosts end once these have ended, or at once if that cannot be observed here.
     """
     runtime = current_runtime()
     runtime.part(HostNotices).give_up(hosts)

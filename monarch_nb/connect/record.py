@@ -1,4 +1,4 @@
-"""The record from which another controller can use a mesh: written by its owner, read by the one that attaches it."""
+"""The record through which another controller can use a mesh: its owner writes it, the attaching one reads it."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ NOTES = "notes"  # of the notebook
 
 
 class RecordError(RuntimeError):
-    """A mesh cannot be used by this process; the text says which part of it, and why."""
+    """A mesh cannot be used by this process; the text names the part of it and the reason."""
 
 
 def parts_of(runtime: Runtime, procs: ProcState) -> dict[str, bytes]:
-    """Serializes a mesh of processes and all actors on it. Raises what cannot be pickled."""
+    """Serializes a mesh of processes and all actors on it. Raises the errors of pickle."""
     spec = procs.spawn_spec
     assert isinstance(spec, ProcSpawnSpec)  # it was spawned here
     spec_args = (spec.setup, spec.env, spec.proc_bind, spec.launch, spec.python, spec.host_mesh)
@@ -37,7 +37,7 @@ def parts_of(runtime: Runtime, procs: ProcState) -> dict[str, bytes]:
 
 
 def _origin_of(procs: ProcState) -> tuple[str, tuple[str, ...], str, str] | None:
-    """Returns the origin of its hosts: name and hosts of the host mesh, the job's description, and how to load it."""
+    """Returns the origin of its hosts: name and hosts of the host mesh, the job's description, and its loader."""
     record = record_with(host_mesh_of(procs), procs.hosts)
     if record is None or record.source is None or not (written := record.source.written()):
         return None

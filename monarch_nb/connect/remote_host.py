@@ -27,7 +27,7 @@ _HELLO_S = 3.0
 _ENDING_S = 1.0  # the same for a host whose scheduler says that it ends; asked again while it is connected
 _KNOCK_S = 1.0
 _LEAVE_S = 0.1  # for a last message to go out
-REFUSED_S = 5.0  # a machine that answers, but where nobody listens at the port for that long, has lost its agent
+REFUSED_S = 5.0  # a machine that answers, but has had no listener at the port for that long, has lost its agent
 _event_lock = threading.Lock()
 
 
@@ -40,13 +40,13 @@ class OutageTimer:
         self._refused_at: float | None = None
 
     def silent(self, now: float, vouched: bool) -> bool:
-        """Whether the lease is over; `vouched` says that something of that machine answers now."""
+        """Returns whether the lease is over; `vouched` says that the machine answers now."""
         if vouched:
             self._answered_at = now
         return now - self._answered_at >= self._lease
 
     def refused(self, now: float, listens: bool | None) -> bool:
-        """Whether its agent has ended, as nobody listens there any more; `listens` is None where that is unknown."""
+        """Returns whether its agent has ended: its port has no listener; `listens` is None if that is unknown."""
         if listens is not False:
             self._refused_at = None
         elif self._refused_at is None:
@@ -64,7 +64,7 @@ class LazyEvent:
         self._event: threading.Event | None = None
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Returns whether it is set."""
         return self._is_set
 
     def set(self) -> None:
@@ -85,7 +85,7 @@ class LazyEvent:
 
 
 class RemoteHost:
-    """Watched by a thread of its own, but only while the connection is broken or the host is lost."""
+    """An attached host, watched by its own thread only while the connection is broken or the host is lost."""
 
     is_local = False
     via_gateway = False
@@ -109,14 +109,14 @@ class RemoteHost:
         self.insecure = insecure
         self.lease = lease or state.lease_s  # seconds without a connection after which the host counts as lost
         self.lost = ""  # the reason, while it is lost
-        self.has_engine = False  # which will say why it has ended
+        self.has_engine = False  # which will report the reason of its end
         self._wanted_lease = lease
         self._ended = LazyEvent()
         self._lock = threading.Lock()
         self._patrol: threading.Thread | None = None
         self._cut_at = 0.0
-        self._end_reason = ""  # of its agent's end, from whoever started it
-        # A tunnel that the user has opened, such as by `ssh -L`, of which nothing more is known.
+        self._end_reason = ""  # of its agent's end, from its starter
+        # A tunnel that the user has opened, such as by `ssh -L`, without further information.
         self._foreign_tunnel = Tunnel(f"the other end of {endpoint}") if _is_forwarded(endpoint, state) else None
         self._undelivered: list[tuple[Header, str]] = []  # rarely any: an empty deque takes ten times the memory
         # Set once the new incarnation of its restarted agent can be used.
@@ -126,11 +126,11 @@ class RemoteHost:
         return f"<host {self.host} at {self.endpoint or 'its own call'}{', lost: ' + self.lost if self.lost else ''}>"
 
     def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
-        """Whether it is the same healthy host."""
+        """Returns whether it is the same healthy host."""
         return not self.lost and (self.endpoint, self.incarnation, self.keys) == (endpoint, incarnation, keys)
 
     def dials(self, other: ExternalHost) -> bool:
-        """Whether this host's agent can dial the other one where this process does, with its own key."""
+        """Returns whether this host's agent can dial the other one where this process does, with its own key."""
         if not isinstance(other, RemoteHost) or not other.endpoint or other.via_gateway > self.via_gateway:
             return False
         unreachable = is_loopback(other.endpoint) and not is_loopback(self.endpoint)
@@ -138,7 +138,7 @@ class RemoteHost:
         return other is not self and not unreachable and self.keys == other.keys
 
     def join(self) -> Future[Done]:
-        """Makes it reachable from here. Resolves when the agent has accepted the lease."""
+        """Makes it reachable from this process. Resolves when the agent has accepted the lease."""
         self.runtime.node.learn(
             self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure, incarnation=self.incarnation
         )
@@ -168,7 +168,7 @@ class RemoteHost:
         self.runtime.part(HostLosses).clear(self.host)
 
     def give_up(self, reason: str) -> None:
-        """Called when its agent is about to be killed by whoever started it: no failure, but pending requests fail.
+        """Called when its agent is about to be killed by its starter: no failure, but pending requests fail.
 
         Notifies the agent that this process leaves: SIGTERM, sent by some schedulers, is no notice to an unused host.
         """
@@ -179,7 +179,7 @@ class RemoteHost:
         self.runtime.later(_LEAVE_S, lambda: self.runtime.node.forget(self.host, reason, self.incarnation))
 
     def ends(self, reason: str) -> None:
-        """Called when whoever started its agent reports its end: the host is lost as soon as its agent does not answer.
+        """Called when its agent's starter reports its end: the host is lost as soon as its agent does not answer.
 
         An agent that answers is not lost: a scheduler may report its end some seconds early.
         """
@@ -191,7 +191,7 @@ class RemoteHost:
             self.cut()
 
     def await_return(self, seconds: float) -> None:
-        """Blocks while the host is still marked as lost although its restarted agent is there."""
+        """Blocks while the host is still marked as lost although its restarted agent runs."""
         returning = self._returning
         if returning is not None:
             returning.wait(seconds)
@@ -216,7 +216,7 @@ class RemoteHost:
         return f"{self._silence_reason(round(seconds))}; the host counts as lost in {remaining:.0f} s"
 
     def undelivered(self, header: Header, reason: str) -> None:
-        """Holds a lost message until it is known what became of the host; reading thread."""
+        """Holds a lost message until the fate of the host is known; reading thread."""
         self._undelivered.append((header, reason))
         self.cut()
 
@@ -234,7 +234,7 @@ class RemoteHost:
         tunnel = self._tunnel
         return self.endpoint if tunnel is None else tunnel.to
 
-    # -- the patrol -------------------------------------------------------------------------------------------------
+    # -- monitoring -------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not self._is_watch_over():
@@ -323,7 +323,7 @@ class RemoteHost:
             try:
                 reply = self.join()
                 if is_same:
-                    self.leave().get(_HELLO_S)  # stops what still runs there, which was given up here
+                    self.leave().get(_HELLO_S)  # stops processes there, which were given up here
                 reply.get(_HELLO_S)
                 self.runtime.part(HostRoutes).rejoin(self, _HELLO_S)
             except (TimeoutError, RuntimeError):
@@ -342,7 +342,7 @@ class RemoteHost:
 
     @property
     def _vouched(self) -> bool:
-        """Whether its machine answers libzmq's heartbeats, though its agent may not answer."""
+        """True if its machine answers libzmq's heartbeats, though its agent may not answer."""
         return self._connected()
 
     def _silence_reason(self, seconds: float) -> str:
@@ -351,7 +351,7 @@ class RemoteHost:
         return f"{silence}: {trouble}" if trouble else silence
 
     def _route_lost(self) -> str:
-        """Returns why it cannot be reached any more, if so."""
+        """Returns why it can no longer be reached; "" if it can."""
         return ""
 
     def _knock(self) -> bool | None:
@@ -370,7 +370,7 @@ class RemoteHost:
 
 
 def _is_forwarded(endpoint: str, state: p.HostState) -> bool:
-    """Whether an endpoint of this machine leads to an agent on another one."""
+    """Returns whether an endpoint of this machine leads to an agent on another one."""
     if not (state.pid and endpoint.startswith("tcp://") and is_loopback(endpoint)) or state.pid == os.getpid():
         return False
     try:
@@ -383,7 +383,7 @@ def _is_forwarded(endpoint: str, state: p.HostState) -> bool:
 
 
 def await_return(runtime: Runtime, host: str, seconds: float) -> None:
-    """Blocks while an attached host is still marked as lost although its restarted agent is there."""
+    """Blocks while an attached host is still marked as lost although its restarted agent runs."""
     remote = runtime.part(HostRoutes).attached.get(host)
     if isinstance(remote, RemoteHost):
         remote.await_return(seconds)
@@ -392,7 +392,7 @@ def await_return(runtime: Runtime, host: str, seconds: float) -> None:
 def undelivered(runtime: Runtime, header: Header, reason: str) -> None:
     """Handles a message of this process that will not arrive; reading thread."""
     remote = runtime.part(HostRoutes).attached.get(host_of(header.dst))
-    is_own = isinstance(lost_here(reason), DescriptorLimitError)  # whatever became of the host
+    is_own = isinstance(lost_here(reason), DescriptorLimitError)  # regardless of the host's fate
     if isinstance(remote, RemoteHost) and not (remote.lost or runtime.closed or is_own):
         remote.undelivered(header, reason)
     else:

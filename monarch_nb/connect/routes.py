@@ -1,4 +1,4 @@
-"""Routes between hosts: what host agents are sent about other hosts, and about lost ones."""
+"""Routes between hosts: messages to host agents about other hosts, and about lost ones."""
 
 import contextlib
 import ipaddress
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 _PATIENCE_S = 1.0
 GATHER_S = 2.0  # at most, from the first loss on
 _QUOTED = 4  # of different reasons
-_TOGETHER_S = 0.02  # losses within that time go into one message
+_TOGETHER_S = 0.02  # losses within this time are sent in one message
 
 
 @dataclass(frozen=True)
 class Tunnel:
-    """A tunnel that a job has opened from an endpoint of this machine, which says nothing about its far end."""
+    """A tunnel that a job has opened from an endpoint of this machine, which does not reveal its far end."""
 
-    to: str  # its far end for people: the port and machine, and what carries it
+    to: str  # its far end for people: the port, the machine, and the carrier
     knock: Callable[[float], bool | None] | None = None  # whether the far end listens, as `transport.knock` returns it
-    trouble: Callable[[], str] = lambda: ""  # why nothing passes at present
-    written: str = ""  # how another process opens such a tunnel
+    trouble: Callable[[], str] = lambda: ""  # the reason why nothing passes at present
+    written: str = ""  # the recipe with which another process opens such a tunnel
 
     def wrong(self, error: object, seconds: float) -> str:
-        """Returns why nobody answers through it; `seen` is the error at this end. Blocks up to `seconds`."""
+        """Returns why there is no answer through it; `error` is the error at this end. Blocks up to `seconds`."""
         listens = True if self.knock is None else self.knock(seconds)
         return f"{self.to}: {self.trouble() or (error if listens is not False else 'nobody listens there')}"
 
@@ -58,27 +58,27 @@ class ExternalHost(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether all processes of this machine reach it directly."""
+        """True if all processes of this machine reach it directly."""
 
     @property
     def via_gateway(self) -> bool:
-        """Whether it is reached through a gateway."""
+        """True if it is reached through a gateway."""
 
     @property
     def dials_only_controller(self) -> bool:
-        """Whether its agent reaches all other hosts through this process."""
+        """True if its agent reaches all other hosts through this process."""
 
     def dials(self, other: "ExternalHost") -> bool:
-        """Whether its agent can dial the other one."""
+        """Returns whether its agent can dial the other one."""
 
     def cut(self) -> None:
         """Called when a connection to it breaks."""
 
     def outage(self) -> str:
-        """Returns since when and why it cannot be reached; "" if it can."""
+        """Returns the time and reason of an outage; "" if it can be reached."""
 
     def await_return(self, seconds: float) -> None:
-        """Blocks while it is still marked as lost although its restarted agent is there."""
+        """Blocks while it is still marked as lost although its restarted agent runs."""
 
     def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
@@ -87,14 +87,14 @@ class ExternalHost(Protocol):
         """Ends the agent and all processes there."""
 
     def give_up(self, reason: str) -> None:
-        """Called when its agent is about to be killed by whoever started it, which is no failure."""
+        """Called when its agent is about to be killed by its starter, which is no failure."""
 
     def end(self) -> None:
         """Stops watching it."""
 
 
 class HostRoutes:
-    """The hosts that one process knows, and what it has announced to their agents."""
+    """The hosts that one process knows, and its announcements to their agents."""
 
     def __init__(self, runtime: Runtime, open_tunnel: Callable[[str], str]) -> None:
         """`open_tunnel` opens a tunnel that another process has recorded, and returns its end on this machine."""
@@ -111,7 +111,7 @@ class HostRoutes:
         self._announced: dict[str, int] = {}
         self._lost_hosts: dict[str, tuple[str, int, int]] = {}  # to be announced in one message
         self._losses_lock = threading.Lock()
-        self._settle_lock = threading.Lock()  # else two hosts that come back at once miss each other
+        self._settle_lock = threading.Lock()  # else two hosts that return at once miss each other
 
     @property
     def gateway(self) -> "Gateway | None":
@@ -236,7 +236,7 @@ class HostRoutes:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether an endpoint is an address of the machine that dials it."""
+    """Returns whether an endpoint is an address of the machine that dials it."""
     name = split(endpoint)[0]
     try:
         return ipaddress.ip_address(name).is_loopback
@@ -245,7 +245,7 @@ def is_loopback(endpoint: str) -> bool:
 
 
 class HostLosses:
-    """Gathers the losses of one job for as long as other hosts of it may be lost, too, and reports them together."""
+    """Gathers the losses of one job while other hosts of it may be lost too, and reports them together."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class HostLosses:
             self._uncertain.add(host)
 
     def clear(self, host: str) -> None:
-        """Notes that a host is back, or that its loss would be no failure."""
+        """Notes that a host has returned, or that its loss would be no failure."""
         with self._changed:
             self._uncertain.discard(host)
             self._unexplained.discard(host)
@@ -277,7 +277,7 @@ class HostLosses:
             self._changed.notify_all()
 
     def explain(self, host: str, reason: str) -> None:
-        """Replaces the reason of a loss that is not reported: the engine of its job knows more."""
+        """Replaces the reason of an unreported loss with one from the engine of its job."""
         with self._changed:
             self._unexplained.discard(host)
             for event in self._events.values():
@@ -286,11 +286,11 @@ class HostLosses:
             self._changed.notify_all()
 
     def awaits(self, host: str) -> bool:
-        """Whether the engine of its job is to check a host: it is out of touch, or its loss is not explained."""
+        """Returns whether its job's engine must check a host: it is unreachable, or its loss is not explained."""
         return host in self._uncertain or host in self._unexplained
 
     def lost(self, host: str, reason: str, incarnation: int, *, explained: bool = True) -> None:
-        """Blocks until the loss of a host is reported, with those that belong to the same event.
+        """Blocks until the loss of a host is reported, with other losses of the same event.
 
         A reason that is not `explained` may be replaced meanwhile.
         """
@@ -332,7 +332,7 @@ class _Event:
 
 
 def _reason(reasons: Mapping[str, str]) -> str:
-    """The reason of several losses: one text if all are alike, else one line for each host, or for the first few."""
+    """Returns the reason of several losses: one text if all are equal, else a line for each of the first few hosts."""
     if len(set(reasons.values())) == 1:
         return next(iter(reasons.values()))
     lines = [f"{host_name(host)}: {reason}" for host, reason in list(reasons.items())[:_QUOTED]]

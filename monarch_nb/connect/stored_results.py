@@ -18,7 +18,7 @@ _BODY_S = 600.0  # for one rank's answer, however large
 
 
 class ResultLostError(RuntimeError):
-    """Not all ranks' results of a call are available; the text says which, and why."""
+    """Not all ranks' results of a call are available; the text names the missing ones and the reasons."""
 
 
 class Result:
@@ -39,7 +39,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether all called ranks have returned without an error, and their results are available."""
+        """True if all called ranks have returned without an error, and their results are available."""
         return not (self._errors or self._gaps())
 
     @property
@@ -55,9 +55,9 @@ class Result:
         return [index for index in range(self._count) if index not in self._stored]
 
     def get(self) -> Any:
-        """Returns what the future of the call would have given: a ValueMesh of `call`, one value of `call_one`. Blocks.
+        """Returns the value of the call's future: a ValueMesh for `call`, one value for `call_one`. Blocks.
 
-        Raises ActorError for what was raised, as the future would have, and ResultLostError if results are missing.
+        Raises ActorError for a rank's error, as the future would have, and ResultLostError if results are missing.
         """
         raised = {
             index: RankError(self._frames(index), None) for index, answer in self._errors.items() if answer.stored
@@ -167,11 +167,11 @@ class Results(Sequence[Result]):
 
 
 def results(mesh: "Handle[Any] | str") -> Results:
-    """Returns what calls on a detached mesh have returned, or raised, while it had no controller.
+    """Returns the results, or errors, of calls on a detached mesh that have ended while it had no controller.
 
     For a mesh of processes, or its name, it has the results of all actors on it. Each has `endpoint`, `ranks`, `at`,
-    and `get()`, which returns what the future of that call would have. Calls that were under way when the mesh was
-    attached are included once they have ended. Each process stores `kept_results_size` bytes of results, the newest.
+    and `get()`, which returns the value of that call's future. Calls that were under way when the mesh was attached are
+    included once they have ended. Each process stores `kept_results_size` bytes of results, the newest.
     Blocks; lost ranks have none. Raises LookupError for a name that no mesh here has.
     """
     runtime = current_runtime()
@@ -188,7 +188,7 @@ def results(mesh: "Handle[Any] | str") -> Results:
         except (RuntimeError, TimeoutError):  # ended or stopped
             continue
         for answer in answers:
-            index = answer.index if answer.extent is None else -1  # sent to each rank by itself
+            index = answer.index if answer.extent is None else -1  # sent to each rank separately
             calls.setdefault((answer.mesh, answer.call, index), []).append((address, answer))
     entries = [Result(runtime, meshes[uid], group) for (uid, _, _), group in calls.items()]
     return Results(runtime, state.name, sorted(entries, key=lambda result: result.at))

@@ -1,4 +1,4 @@
-"""Which transport a program asks for. Links choose theirs by what they connect, so this is bookkeeping."""
+"""The transport that a program requests. Links choose their own by their ends, so this is only recorded."""
 
 import logging
 import threading
@@ -20,7 +20,7 @@ _enabled: ChannelTransport | str | None = None
 
 
 def enable_transport(transport: ChannelTransport | str) -> None:
-    """Selects how hosts are reached: one of ChannelTransport, its short word ("tcp", "ipc"…) or an address.
+    """Selects the transport to hosts: one of ChannelTransport, its short name ("tcp", "ipc"…) or an address.
 
     Nothing has to be enabled here: processes of a host use local sockets, hosts with a `tcp://` address TCP, encrypted
     with the key of the job. The choice is stored in `default_transport`; the transports of other clusters are accepted,

@@ -1,4 +1,4 @@
-"""The key of a job, as `private_key` and `ca` give it to workers and to those who attach to them."""
+"""The key of a job, given by `private_key` and `ca` to workers and to clients that attach to them."""
 
 import ipaddress
 import logging
@@ -61,7 +61,7 @@ def check_trust(endpoint: ChannelEndpoint | str, keys: Keys | None) -> None:
 
 
 def numeric(endpoint: ChannelEndpoint) -> ChannelEndpoint:
-    """The endpoint with an IP address for its host name, IPv4 first. Blocks for the look-up; raises AddressError."""
+    """Returns the endpoint with an IP address as its host, IPv4 first. Blocks for the look-up; raises AddressError."""
     if endpoint.scheme != "tcp":
         return endpoint
     try:
@@ -78,7 +78,7 @@ def numeric(endpoint: ChannelEndpoint) -> ChannelEndpoint:
 
 
 def is_loopback(endpoint: ChannelEndpoint) -> bool:
-    """Whether an endpoint is an IP address of this machine alone."""
+    """Returns whether an endpoint is an IP address of this machine alone."""
     try:
         return ipaddress.ip_address(endpoint.host).is_loopback
     except ValueError:
@@ -101,7 +101,7 @@ def local_name(endpoint: ChannelEndpoint, keys: Keys | None) -> ChannelEndpoint:
 
 
 def bound_end(address: WorkerAddress, keys: Keys | None) -> ChannelEndpoint:
-    """Returns where a worker listens, by IP address. Blocks for look-ups; raises AddressError.
+    """Returns the IP endpoint at which a worker listens. Blocks for look-ups; raises AddressError.
 
     Without a key, a worker that is dialled only from this machine listens only there, even if its address names all
     interfaces.

@@ -35,7 +35,7 @@ class _Worker:
     """An agent that this process owns, and the link at an ipc path that leads to it.
 
     With `restarts` an agent that is killed, or fails, is replaced by another of the same host at the same address: its
-    processes are lost with it, and healed there. One that fails `_RESTARTS` times within `_RESTARTS_S` is not.
+    processes are lost with it, and healed there. After `_RESTARTS` failures within `_RESTARTS_S` it is not replaced.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class _Worker:
     ) -> None:
         self.address = address
         self._keys, self._unused_s = keys, unused_s
-        self._restarts = restarts and address.bind.scheme != "ipc"  # an agent at a path is not looked for again
+        self._restarts = restarts and address.bind.scheme != "ipc"  # clients do not look for an agent at a path again
         self._restarted: deque[float] = deque(maxlen=_RESTARTS)
         self._ending = False
         self._host = new_host_id()
@@ -86,7 +86,7 @@ class _Worker:
                 insecure_loopback=keys is None,
                 lease_s=lease_s,
                 unused_s=self._unused_s,
-                bound=True,  # an engine that kills this process takes the machine away
+                bound=True,  # an engine that kills this process removes the machine
             )
             return agent.wait(settings.host_spawn_ready_timeout)
         except BaseException:
@@ -116,10 +116,10 @@ class _Worker:
         return self._restarts and not self._ending and not often
 
     def _restart(self) -> bool:
-        """Starts another agent in place of one that has failed; False if it must not, or cannot."""
+        """Starts another agent in place of a failed one; returns False if it must not, or cannot."""
         while self._may_restart():
             self._restarted.append(time.monotonic())
-            end_all_descendants()  # what it has left
+            end_all_descendants()  # its remaining processes
             self._take_key()
             self.handle.close()
             try:
@@ -139,7 +139,7 @@ class _Worker:
                 self._keys = Keys.load(self.handle.run_folder / "key")
 
     def wait(self) -> None:
-        """Blocks until the agent has ended. Raises RuntimeError unless it was shut down in good order."""
+        """Blocks until the agent has ended. Raises RuntimeError unless it was shut down properly."""
         while (status := self.handle.wait()) not in (0, UNUSED):
             sys.stderr.write(f"the host agent (process {self.handle.pid}) ended with status {status}\n")
             if not self._restart():
@@ -155,7 +155,7 @@ class _Worker:
 
 
 def _make_room(link: str) -> None:
-    """Takes away the link of a worker that was killed. Raises OSError if the path is in use.
+    """Removes the link of a worker that was killed. Raises OSError if the path is in use.
 
     An agent whose worker was killed needs a moment to end.
     """
@@ -240,10 +240,10 @@ def run_worker_until_killed(
     address: str, private_key: PrivateKey = None, ready: Callable[[str], None] = lambda _host: None,
     unused_s: float | None = None, find_out: Callable[[], PreemptionNotice] = _sigterm_notice,
 ) -> None:  # fmt: skip
-    """A worker until it is shut down, or END kills it and all on it at once; without a key of this machine alone.
+    """Runs a worker until it is shut down, or END kills all of it at once; without a key for this machine alone.
 
-    SIGTERM is the notice of its engine, which is about to kill it: a host in use goes on, and sends its users the
-    result of `find_out`, which may block. A SIGTERM that comes `BURST_S` after it, or later, kills the worker.
+    SIGTERM is the notice of its engine, which is about to kill it: a host in use continues, and sends its users the
+    result of `find_out`, which may block. A second SIGTERM at least `BURST_S` later kills the worker.
     `ready` is given the id of the host once its agent listens. The host ends by itself once no controller has used it,
     nor left a mesh there, for `unused_s` seconds; None: never. An agent that is killed is started again. Blocks.
     """

@@ -33,8 +33,8 @@ def attach_to_workers(
     Does not block: hosts are connected in the background. Those that have not started yet are waited for, up to the
     setting `mesh_attach_config_timeout`, or until the mesh is given up. `initialized` is a future of the outcome: it
     fails with AttachError, which names each host that cannot be reached. Spawning on the mesh waits until all are
-    there. `service_proc_ids` are what earlier versions of torchmonarch take, one for each worker; hosts have ids of
-    their own. Raises AddressError, and TrustError without a key for an address that needs one.
+    attached. `service_proc_ids` are arguments of earlier versions of torchmonarch, one for each worker; hosts have
+    their own ids. Raises AddressError, and TrustError without a key for an address that needs one.
     """
     if isinstance(workers, str) or not workers:
         raise ValueError("attach_to_workers takes a list of addresses, such as ['tcp://node7:22222']")
@@ -69,7 +69,7 @@ def attach_to_workers(
 def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> None:
     """Reaches workers that are attached from now on through the one at `addr`, the gateway, which dials them.
 
-    For a client outside of a cluster: it needs to reach only that worker, and nobody needs to reach it. Processes of
+    For a client outside a cluster: it needs to reach only that worker, and no host needs to reach it. Processes of
     this machine are reached as before. `private_key` is the job's key, as in `attach_to_workers`. Blocks until the
     gateway has answered. Repeating the call does nothing.
     Raises AttachError if it does not answer, RuntimeError for a second gateway.
@@ -139,7 +139,7 @@ def _connect_path(
 ) -> dict[str, str]:
     gateway = runtime.part(HostRoutes).gateway
     if gateway is not None and gateway.address == endpoint.url and not gateway.remote.lost:
-        return {endpoint.url: gateway.remote.host}  # connected already, whatever has become of that path
+        return {endpoint.url: gateway.remote.host}  # connected already, even if that path is gone
     try:
         local = connect_local_host(runtime, endpoint.path, deadline, given_up)
         if runtime.part(HostRoutes).attached.get(local.host) is not local:
