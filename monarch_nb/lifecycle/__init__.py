@@ -1,4 +1,4 @@
-"""SpawnReply, stopping and healing of processes and actors, and failures that nobody handles."""
+"""Spawning, stopping and healing of processes and actors, and unhandled failures."""
 
 from typing import TYPE_CHECKING
 

@@ -46,13 +46,13 @@ class ActorSpawnSpec:
         self.initialized: Future[None] = resolved_future(None)
 
     def release(self) -> None:
-        """Drops all that only a re-creation needs, once the mesh has stopped."""
+        """Drops data that only a re-creation needs, once the mesh has stopped."""
         self.arguments = EncodedObject(())
         if self.initialized.done() and self.initialized.exception() is None:
             self.initialized = resolved_future(None)
 
     def renew(self) -> None:
-        """Takes over the newest definition of the class. Raises ValueError if that cannot be spawned."""
+        """Adopts the newest definition of the class. Raises ValueError if it cannot be spawned."""
         cls = self.newest()
         if cls is not self.cls:
             check_class(cls)
@@ -144,39 +144,39 @@ def spawn_actors(
         runtime.part(MeshRegistry).own(instance, state)
         birth.initialized = send_spawn(state, region, frames)
         runtime.part(MeshEvents).publish(MeshStarting(state))
-    except BaseException:  # Ctrl-C too: nobody will ever have a reference
+    except BaseException:  # Ctrl-C too: no reference will ever exist
         runtime.part(MeshStopper).stop(state, "its spawn was interrupted")
         raise
     return ActorMesh(state, region)
 
 
 stand_ins: dict[type, type] = {}
-"""By the class that is asked for; of this process, and of processes that it spawns from now on."""
+"""Stand-ins by requested class; for this process, and for processes that it spawns from now on."""
 
 
 tensor_engines: dict[str, Callable[[ProcMesh], object]] = {}
-"""By the name of an actor's class: makes the mesh that `activate` gives to such actors; of these processes too."""
+"""Functions that create the mesh for such actors in `activate`, by class name; for the same processes."""
 
 
 def simulated_mesh(procs: Handle[ProcState]) -> Any:
-    """A mesh of simulated ranks, with the dimensions of these processes."""
+    """Returns a mesh of simulated ranks, with the dimensions of these processes."""
     return operations().simulated_mesh(procs)
 
 
 def class_name(cls: type) -> str:
-    """The name of an actor's class, as in `Instance.class_name`."""
+    """Returns the name of an actor's class, as in `Instance.class_name`."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 class SetUp:
-    """The set-up of new processes: sets what stands in for classes and tensor meshes, then runs the user's own."""
+    """The set-up of new processes: sets stand-ins for classes and tensor meshes, then runs the user's set-up."""
 
     def __init__(self, bootstrap: Callable[[], object] | None) -> None:
         self._classes, self._engines = dict(stand_ins), dict(tensor_engines)
         self._bootstrap = bootstrap
 
     def __call__(self) -> object:
-        """Returns what the user's own set-up returns, which may be a coroutine."""
+        """Returns the result of the user's set-up, which may be a coroutine."""
         stand_ins.update(self._classes)
         tensor_engines.update(self._engines)
         return None if self._bootstrap is None else self._bootstrap()

@@ -74,7 +74,7 @@ class Registry(Actor):
 
 
 def _has_ended(controller: ActorMesh[Actor]) -> bool:
-    """Whether it has been stopped, or has failed a moment ago."""
+    """Returns whether a controller has been stopped, or has just failed."""
     state, runtime = state_of(controller), current_runtime()
     cell = runtime.cells.get((state.uid, region_of(controller).ranks()[0]))
     return state.stopped is not None or cell is None or cell.cause is not None
@@ -109,7 +109,7 @@ class Controllers:
         return self._registry.started_by
 
     def _spawn(self) -> Registry:
-        token = current.set(self._runtime.root_context)  # the client owns it, whatever actor asks
+        token = current.set(self._runtime.root_context)  # the client owns it, whichever actor asks
         try:
             procs: ProcMesh = self._runtime.this_proc()
             return procs.spawn("controllers", Registry)
@@ -130,7 +130,7 @@ class Controllers:
         if self._owner:
             return verbs.ControllersReply(ask=self._owner)
 
-        def answer() -> None:  # spawning it is more than the reading thread should do
+        def answer() -> None:  # spawning it would block the reading thread
             frames = tuple(bytes(frame) for frame in encode(self.registry(), self._runtime))
             asker.reply(verbs.ControllersReply(frames))
 
@@ -141,8 +141,8 @@ class Controllers:
 def get_or_spawn_controller(name: str, Class: type[A], *args: object, **kwargs: object) -> Future[A]:  # noqa: N803
     """Returns the one actor of that name in the client process of this program, spawned at the first request.
 
-    `args` are used only then. If it is requested with a newer definition of its class, it takes that over and keeps its
-    state; after it has failed, it is spawned again. The future fails with what its `__init__` raised. Works from any
+    `args` are used only then. If it is requested with a newer definition of its class, it adopts that and keeps its
+    state; after it has failed, it is spawned again. The future fails with the error of its `__init__`. Works from any
     actor.
     Raises ValueError for a class that cannot be spawned.
     """

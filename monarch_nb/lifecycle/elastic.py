@@ -1,4 +1,4 @@
-"""Growing and shrinking: hosts come from a job and go back to it, and meshes of processes follow."""
+"""Growing and shrinking: hosts are taken from a job and returned to it, and meshes of processes follow."""
 
 import contextvars
 import threading
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def grow_procs(procs: Handle[ProcState], more: Mapping[str, object], timeout: float) -> Resized:
-    """Grows a mesh of processes onto hosts: those that its host mesh has free, then new ones of the job."""
+    """Grows a mesh of processes onto hosts: free ones of its host mesh, then new ones of the job."""
     state, deadline = state_of(procs), time.monotonic() + timeout
     _check_whole(procs, state, "grow")
     target = more_of(more, extents.dimension_of_hosts(state), state.name)
@@ -45,7 +45,7 @@ def grow_procs(procs: Handle[ProcState], more: Mapping[str, object], timeout: fl
 
 
 def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, object]) -> Resized:
-    """Removes hosts from a mesh; those that no other mesh of this process uses go back to the job. Blocks."""
+    """Removes hosts from a mesh; hosts that no other mesh of this process uses are returned to the job. Blocks."""
     state = state_of(procs)
     _check_whole(procs, state, "shrink")
     positions = leaving_positions(fewer, extents.dimension_of_hosts(state), state.name, state.hosts)
@@ -75,7 +75,7 @@ def grow_hosts(record: HostRecord, more: Mapping[str, object], timeout: float) -
 
 
 def shrink_hosts(record: HostRecord, fewer: Mapping[str, object]) -> Resized:
-    """Returns hosts of a host mesh to the job, after stopping what this process has there."""
+    """Returns hosts of a host mesh to the job, after stopping the meshes that this process has there."""
     hosts = record.hosts
     positions = leaving_positions(fewer, _dimension(record), record.name, hosts)
     leaving = tuple(hosts[position] for position in positions)
@@ -103,7 +103,7 @@ def shrink_hosts(record: HostRecord, fewer: Mapping[str, object]) -> Resized:
 
 
 def spares_for(state: ProcState) -> tuple[str, ...]:
-    """Returns the spare hosts that can replace one that the mesh has lost."""
+    """Returns the spare hosts that can replace a lost host of the mesh."""
     source = source_of(state)
     return () if source is None else source.waiting
 
@@ -127,7 +127,7 @@ def source_of(state: ProcState) -> HostSource | None:
 
 
 def ended_hosts(state: ProcState, hosts: Sequence[str]) -> list[str]:
-    """Returns those of its hosts that have ended for good, as their job reports. Raises NoMoreHostsError."""
+    """Returns the hosts of a mesh that have ended for good, as their job reports. Raises NoMoreHostsError."""
     source = source_of(state)
     return [] if source is None else [host for host, fate in source.fate(hosts).items() if fate.ended]
 
@@ -136,7 +136,7 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
     """Replaces lost hosts by spares or, if it may `ask`, by new ones of the job.
 
     With `ask` None it asks only for replacements of hosts that have ended, as the job reports. Returns advice, in one
-    line, about lost hosts that may come back; empty if there are none. Raises NoMoreHostsError.
+    line, about lost hosts that may return; empty if there are none. Raises NoMoreHostsError.
     """
     record = _record_of(state, timeout if ask else 0.0)
     if not ask and (record is None or record.source is None):
@@ -149,7 +149,7 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
     giver = record.giver("have another host in the place of one that is lost")
     replaced: list[str] = []
     try:
-        with record.replacing:  # never for long: spares are there at once, whoever waits for other hosts
+        with record.replacing:  # never for long: spares are available at once, even while others wait for new hosts
             existing, lacking = _replacements_of(record, dead)
             spares = giver.take_spares(lacking) if lacking else {}
             replaced += spares
@@ -179,7 +179,7 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
 def _missing(
     state: ProcState, giver: HostSource, lost: Sequence[str], ask: bool | None
 ) -> tuple[list[str], dict[str, str], str]:
-    """Returns the hosts for which the job is asked, why these have ended, and advice about the others."""
+    """Returns the hosts to request from the job, the reasons for their ends, and advice about the others."""
     if ask is not None or not lost:
         return list(lost) if ask else [], {}, ""
     fates = giver.fate(lost)
@@ -206,7 +206,7 @@ def _announce_request(state: ProcState, giver: HostSource, lost: Sequence[str], 
 
 
 def _replacements_of(record: HostRecord, dead: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns usable replacements that these lost hosts have by now, and the hosts without one."""
+    """Returns the present usable replacements of these lost hosts, and the hosts without one."""
     replacements = {host: record.instead[host] for host in dead if host in record.instead}
     lost = operations().lost_hosts(replacements.values())
     replacements = {host: new for host, new in replacements.items() if new not in lost}
@@ -231,7 +231,7 @@ def _record_of(state: ProcState, timeout: float = 0.0) -> HostRecord | None:
 
 
 def _hosts_for_growth(state: ProcState, target: object, timeout: float) -> tuple[list[str], Callable[[], None]]:
-    """Returns hosts that a mesh can grow onto, and a function that gives back those that came for it."""
+    """Returns hosts onto which a mesh can grow, and a function that returns newly requested ones."""
     if isinstance(target, HostMesh):
         ids = target.host_ids
         return [ids[rank] for rank in target.region.ranks()], lambda: None
@@ -291,7 +291,7 @@ def _living_on(hosts: Collection[str]) -> list[ProcState]:
 
 
 def _freed_hosts(record: HostRecord | None, hosts: Collection[str]) -> tuple[str, ...]:
-    """Returns those of them that no other mesh of this process uses, and that a job takes back."""
+    """Returns the hosts that no other mesh of this process uses, and that a job takes back."""
     if record is None or record.source is None:
         return ()
     busy = {host for state in _living_on(hosts) for host in state.hosts}
@@ -304,7 +304,7 @@ def _release(
     freed: Collection[str],
     ends: "Collection[Future[None]]" = (),
 ) -> None:
-    """Waits for the end of what was stopped, then gives hosts back to the job."""
+    """Waits for the end of the stopped parts, then returns hosts to the job."""
     for stopped in (*(part.stopped for part in parts), *ends):
         stopped.exception()
     if record is not None and record.source is not None and freed:
@@ -322,7 +322,7 @@ def _complete(shrink: Callable[[], object], name: str) -> None:
 
 
 def run_in_background(function: Callable[[], T], description: str) -> Future[T]:
-    """Runs a function on a thread of its own: an interrupt ends the wait, not the work."""
+    """Runs a function on its own thread: an interrupt ends the wait, not the work."""
     done: Future[T] = pending_future(describe=lambda: description)
     context = contextvars.copy_context()
 

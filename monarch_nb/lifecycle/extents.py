@@ -1,7 +1,7 @@
 """The ranks and hosts of a mesh that grows or shrinks. Pure.
 
 Ranks of processes never change their numbers, since references hold them. New ones are appended, or replace those of
-lost hosts as another incarnation, so an older slice means the same ranks for as long as they live.
+lost hosts as another incarnation, so an older slice always denotes the same ranks.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,7 +24,7 @@ class GrownLayout(Struct, frozen=True):
 
 
 def dimension_of_hosts(state: ProcState) -> str:
-    """Returns the dimension along which a mesh of processes has its hosts. Raises ValueError if there is not one."""
+    """Returns the dimension along which a mesh of processes has its hosts. Raises ValueError if there is none."""
     labels, sizes = state.region.labels, state.region.ndslice.sizes
     if labels and sizes[0] * state.layout.per_host == len(state.region):
         return labels[0]

@@ -1,4 +1,4 @@
-"""A process whose mesh gets another owner: it switches to the new one and hands over reports from the time between."""
+"""Handover of a process to a new owner of its mesh, with the reports from the time without one."""
 
 import logging
 import time
@@ -45,7 +45,7 @@ class Handover:
         runtime.verbs.handle(UNREAD, self._on_unread)
 
     def report_to_owner(self, process: str, end: ActorEnd) -> None:
-        """Reports a failed actor to its owner, unless that has detached: the next owner asks for all states."""
+        """Reports a failed actor to its owner, unless the owner has detached: the next owner requests all states."""
         if process not in self._runtime.local.away:
             self._runtime.post(process, ACTOR_FAILED, end)
 
@@ -62,7 +62,7 @@ class Handover:
         return self._welcome(set(news.meshes)) if asker.waits else p.Welcome()
 
     def _belongs_to(self, news: p.NewOwner) -> bool:
-        """Whether this process is of the mesh, rather than of another one whose actors refer to it."""
+        """Returns whether this process belongs to the mesh, rather than to another one whose actors refer to it."""
         return parse_address(self._runtime.address).mesh in news.meshes
 
     def _take_over(self, states: list[MeshState], news: p.NewOwner) -> None:
@@ -89,17 +89,17 @@ class Handover:
             former.add(cell.spec.owner_process)
             cell.hand_over(owner)
         former.discard(owner)
-        # Calls of a controller from before this one took over the mesh belong to this one, too.
+        # Calls of the mesh's former controller belong to this one too.
         self._release({process for process in former if parse_address(process).is_controller})
         if cells:
             self._watcher.watch_owner(owner)
-        if owner in local.away:  # the same one is back, but no longer waits for its former calls
+        if owner in local.away:  # the same owner has returned, but no longer waits for its former calls
             calls = [call for cell in tuple(local.cells.values()) for call in calls_of(cell)]
             local.orphans.update(call for call in calls if caller_of(call) == owner)
             local.away.discard(owner)
 
     def _release(self, processes: set[str], unread: tuple[int, ...] = ()) -> None:
-        """Stores answers for processes that have left; what they may not have read counts as not received."""
+        """Stores answers for processes that have left; answers that they may not have read count as not received."""
         self._runtime.local.away.update(processes)
         stored = self._runtime.local.stored_answers
         for process in processes if unread else ():
@@ -145,7 +145,7 @@ class Handover:
         return ResultBody(None if frames is None else tuple(frames))
 
     def _never_set_up(self) -> bool:
-        """Whether this process does not know yet what to set up."""
+        """Returns whether this process still lacks its set-up."""
         consoles = [cell for cell in tuple(self._runtime.cells.values()) if cell.spec.runs_on is RunsOn.MAIN_THREAD]
         idle = all(not cell.queued() and not cell.calls for cell in consoles)
         return idle and self._registry.started_in is None

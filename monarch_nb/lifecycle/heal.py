@@ -1,4 +1,4 @@
-"""heal_mesh: brings failed ranks of a mesh back."""
+"""heal_mesh: restores failed ranks of a mesh."""
 
 import threading
 import time
@@ -18,27 +18,27 @@ from monarch_nb.supervision import Driver, HealError
 M = TypeVar("M")
 ROUNDS = 4
 _REPORTED_S = 1.0  # for the death of a rank that does not answer
-_BACK_S = 5.0  # for a host that may come back: an agent that is started again is there after a second
+_BACK_S = 5.0  # for a host that may return: a restarted agent is ready after a second
 
 
 def heal_mesh(
     mesh: M, *, timeout: float | None = None, kill: bool = False, shrink: bool = False, replace: bool | None = None
 ) -> M:
-    """Brings the failed ranks of a mesh (or slice) back and returns the very same object. Blocks until they are ready.
+    """Restores the failed ranks of a mesh (or slice) and returns the very same object. Blocks until they are ready.
 
     Lost processes are started again, with their set-up; their actors are re-created with the newest class and their
     original arguments; all references to them, anywhere, work again. Calls that were under way have failed and are not
-    repeated; tensors of a mesh for tensors come back where each part of them is on a living rank. With `kill` the
-    processes of living ranks are killed first, with all that runs on them, for ranks that do not react to an interrupt.
+    repeated; tensors of a mesh for tensors are restored if each part of them is on a living rank. With `kill` the
+    processes of living ranks are killed first, with all their actors, for ranks that do not react to an interrupt.
     Raises HealError if ranks fail again, or have been healed too often (3 times in 60 s).
 
     A spare host of the job replaces a lost one at once. If there is no spare, and the job reports that the host has
-    ended, the job is asked for another one, which is announced first; with `replace` also for hosts that may come back,
-    with `replace=False` for none. One that may come back, as the job reports, is waited for: 5 s. Raises
-    NoMoreHostsError if they have not come within `timeout`, or ten minutes, or if the job's scheduler does not answer.
+    ended, the job is asked for another one, which is announced first; with `replace` also for hosts that may return,
+    with `replace=False` for none. A host that may return, as the job reports, is awaited for 5 s. Raises
+    NoMoreHostsError if hosts are missing after `timeout`, or ten minutes, or if the job's scheduler does not answer.
 
-    With `shrink` nothing is started: it returns a smaller mesh for tensors, the largest slice of this one without a
-    lost rank. This mesh can no longer be used then.
+    With `shrink` nothing is started: the result is a smaller mesh for tensors, the largest slice of this one without a
+    lost rank. The original mesh can no longer be used then.
     """
     if shrink:
         shrunk: Callable[[], M] | None = getattr(mesh, "shrunk", None)  # of a mesh for tensors
@@ -80,7 +80,7 @@ def heal_mesh(
 
 
 def kill_mesh(mesh: Handle[MeshState]) -> None:
-    """Kills the processes of a mesh (or slice), with all that runs on them; `heal_mesh` starts them again.
+    """Kills the processes of a mesh (or slice), with all their actors; `heal_mesh` starts them again.
 
     Calls that wait for them fail. Blocks until they have ended. Raises RuntimeError for a mesh that was stopped, or
     that another process owns.
@@ -97,7 +97,7 @@ def kill_mesh(mesh: Handle[MeshState]) -> None:
 def _notice_deaths(state: MeshState, ranks: Set[int]) -> None:
     """Blocks until ranks have answered or are known to have failed, for about a second at most.
 
-    Without it, a rank that was killed a moment ago would not be healed, since its death is still to be reported.
+    Without it, a rank that has just been killed would not be healed, since its death is still to be reported.
     """
     driver, uid = current_runtime().part(Driver), proc_state_of(state).uid
     if not (driver.failed(uid) | driver.failed(state.uid)).isdisjoint(ranks):
@@ -108,7 +108,7 @@ def _notice_deaths(state: MeshState, ranks: Set[int]) -> None:
 
 
 def _wait_for_events(is_over: Callable[[], bool], seconds: float) -> bool:
-    """Blocks until a condition holds, checked at events of meshes and hosts, or the time is over; returns it."""
+    """Blocks until a condition holds, checked at events of meshes and hosts, or the time is over; returns its value."""
     changed, deadline = threading.Event(), time.monotonic() + seconds
     listeners = current_runtime().part(MeshEvents).listeners
     listeners.append(lambda event: changed.set())
@@ -123,7 +123,7 @@ def _wait_for_events(is_over: Callable[[], bool], seconds: float) -> bool:
 
 
 def _await_return(hosts: Collection[str], seconds: float) -> bool:
-    """Whether lost hosts can be used again, all of them; blocks for so many seconds at most."""
+    """Returns whether all lost hosts can be used again; blocks for at most `seconds`."""
     return _wait_for_events(lambda: not operations().lost_hosts(hosts), seconds)
 
 

@@ -1,4 +1,4 @@
-"""Interrupting what runs on the ranks of a mesh, and querying what they do."""
+"""Interrupts of running code on the ranks of a mesh, and queries of its state."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ from monarch_nb.runtime import (
 )
 
 SILENT_AFTER = 1.0  # seconds without an answer after which a rank counts as not answering
-_ANSWERS_WITHIN = 4.0  # seconds for answers to an interrupt that nobody waits for
+_ANSWERS_WITHIN = 4.0  # seconds for answers to an interrupt that is not awaited
 
 
 def interrupt(mesh: Handle[MeshState]) -> None:
-    """Raises KeyboardInterrupt in what runs on the ranks of a mesh: cells of a ProcMesh, endpoints of an ActorMesh.
+    """Raises KeyboardInterrupt in running code on the ranks of a mesh: cells of a ProcMesh, endpoints of an ActorMesh.
 
     Best effort: `time.sleep`, waits for other calls, collectives of torch.distributed, and Python code end. A rank in
     other C code reacts when it returns from it; `heal_mesh(mesh.slice(...), kill=True)` ends such a rank. Does not
@@ -42,10 +42,10 @@ def interrupt(mesh: Handle[MeshState]) -> None:
 
 
 def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()) -> dict[int, RunningEndpoint | None]:
-    """Interrupts base ranks of a mesh; returns what each was doing, None for those that do not answer within 1 s.
+    """Interrupts base ranks of a mesh; returns the running endpoint of each, None if it does not answer within 1 s.
 
-    Ranks known to be dead are left out. Calls of `drop` that have not begun are not run. Process groups that ranks
-    waited in are given up on all ranks. Blocks up to 1 s, or 2 s in that case.
+    Ranks known to be dead are left out. Calls of `drop` that have not begun are not run. Process groups in which
+    ranks waited are given up on all ranks. Blocks up to 1 s, or 2 s in that case.
     """
     runtime = current_runtime()
     done: Future[tuple[dict[int, RunningEndpoint], set[int]]] = pending_future(
@@ -54,7 +54,7 @@ def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()
     _send(state, ranks, drop, lambda answers, lost: resolve_future(done, (answers, lost)), SILENT_AFTER)
     answers, lost = done.get()
     if any(doing.freed for doing in answers.values()):
-        # Before the next cell makes groups.
+        # Before the next cell creates groups.
         runtime.feature(COLLECTIVES).renew(proc_state_of(state), state.uid).wait(SILENT_AFTER)
     return {rank: answers.get(rank) for rank in ranks if rank not in lost}
 
@@ -71,7 +71,7 @@ def _send(
 
 
 def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, RunningEndpoint]]:
-    """Returns what base ranks of a mesh do, for those that answer within 1 s. Does not block."""
+    """Returns the running endpoints of base ranks of a mesh that answer within 1 s. Does not block."""
     answers: Future[dict[int, RunningEndpoint]] = pending_future(describe=lambda: f"asking what {state.name} does")
     ask_ranks(
         current_runtime(),

@@ -44,11 +44,11 @@ from monarch_nb.wire import Asker, Done, agent_of, host_name, text_of
 
 logger = logging.getLogger(__name__)
 _GIVEN_UP = "it is no part of its mesh any more"
-_RETURN_S = 10.0  # for a host with a restarted agent, until all know of it
+_RETURN_S = 10.0  # until all processes know of a restarted agent
 
 
 class MeshHealer:
-    """Executes what supervision decides about heals of meshes that are owned here."""
+    """Executes supervision's decisions on heals of meshes that are owned here."""
 
     def __init__(
         self,
@@ -61,17 +61,17 @@ class MeshHealer:
         publish: Callable[[Event], None],
         await_host: Callable[[str, float], None],
     ) -> None:
-        """`publish` takes events for displays; `await_host` blocks while a host that is back cannot be used yet."""
+        """`publish` takes events for displays; `await_host` blocks while a returned host cannot be used yet."""
         self._runtime, self._driver = runtime, driver
         self._updates, self._versions, self._stopper = updates, versions, stopper
         self._publish, self._await_host = publish, await_host
-        self._reinitialized: set[str] = set()  # actor meshes whose `__init__` has to run on all ranks
+        self._reinitialized: set[str] = set()  # actor meshes whose `__init__` must run on all ranks
         self._runtime.verbs.handle(HEAL_MESH, self._on_heal)
 
     def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
-        """Brings failed ranks of a slice back, whoever owns the mesh; fails with HealError.
+        """Restores failed ranks of a slice, for any owner of the mesh; fails with HealError.
 
-        With `kill` the processes of living ranks are ended first, and healed with all that runs on them.
+        With `kill` the processes of living ranks are ended first, and healed with all their actors.
         """
         if kill and isinstance(state, ActorState):
             state = state.procs
@@ -109,9 +109,9 @@ class MeshHealer:
         when_done(self._driver.heal(body.uid, frozenset(body.ranks), await_hooks=False), answer)
 
     def kill(self, state: ProcState, ranks: Sequence[int], reason: str, *, shown: bool = True) -> Future[None]:
-        """Kills processes, to their owner a failure like any other; resolves when they are gone.
+        """Kills processes, which is an ordinary failure for their owner; resolves when they have ended.
 
-        Without `shown` calls that wait for them fail, and nothing else is shown: somebody asked for it.
+        Without `shown` calls that wait for them fail, and nothing else is shown, as the kill was requested.
         """
         fail = self._driver.proc_exited if shown else self._driver.killed
         return self._kill(state, ranks, Cause(kind="killed", text=reason), fail)
@@ -144,13 +144,13 @@ class MeshHealer:
             error = future.exception(0)
             resolve_future(result, None) if error is None else fail_future(result, error)
 
-        def ended(_: Future[None]) -> None:  # devices and ports are free again
+        def ended(_: Future[None]) -> None:  # devices and ports are free now
             when_done(driver.heal(state.uid, frozenset(ranks), await_hooks=await_hooks), done)
 
         when_done(killed, ended)
         return result
 
-    # -- on threads of their own ------------------------------------------------------------------------------------
+    # -- on separate threads ----------------------------------------------------------------------------------------
 
     def respawn(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Starts processes again, including their set-up; blocks until they are ready."""
@@ -165,8 +165,8 @@ class MeshHealer:
         self._publish(RanksStarting(state, frozenset(hosts)))
         try:
             ready = start(self._runtime, state, incarnations)
-        finally:  # a stop in between makes it fail when some agents have been asked already
-            if state.stopped is not None:  # what was just requested may come after the stop
+        finally:  # a stop makes it fail, but some agents may have been asked already
+            if state.stopped is not None:  # the last requests may arrive after the stop
                 self._stopper.stop_again(state)
             elif not _are_needed(state, incarnations):
                 ranks = region_of_ranks(["rank"], [len(incarnations)], _ranks(incarnations))
@@ -291,7 +291,7 @@ def _ranks(incarnations: Sequence[RankIncarnation]) -> list[int]:
 
 
 def _are_needed(state: MeshState, incarnations: Sequence[RankIncarnation]) -> bool:
-    """Whether these ranks are, or are to become, part of the mesh: its growth may have been cancelled."""
+    """Returns whether these ranks are, or will be, part of the mesh: its growth may have been cancelled."""
     return all(rank in (state.pending_region or state.region) for rank in _ranks(incarnations))
 
 

@@ -1,4 +1,4 @@
-"""Preemption notices: announcements of host agents that their host is about to be taken away."""
+"""Preemption notices: announcements of host agents that their host is about to be withdrawn."""
 
 import contextlib
 import logging
@@ -17,14 +17,14 @@ from monarch_nb.supervision import Cause, Driver, hosts_text, notice_text
 from monarch_nb.wire import Asker, agent_of, host_of
 
 logger = logging.getLogger(__name__)
-GATHER_S = 0.5  # notices of hosts within that time are reported together
-GATHERED = 0.05  # of the time that a host has left, at most: what is to be saved there must not wait
+GATHER_S = 0.5  # notices of hosts within this time are reported together
+GATHERED = 0.05  # of a host's remaining time, at most: saving there must not wait
 
 Show = Callable[[HostNoticed | HostNoticeWithdrawn | HostMessage], None]
 
 
 class HostNotices:
-    """Handles notices on the reading thread; those of several hosts, as of a whole job, are reported as one."""
+    """Handles notices on the reading thread; notices of several hosts, as of a whole job, are reported as one."""
 
     def __init__(self, runtime: Runtime, driver: Driver, publish: Callable[[Event], None], show: Show) -> None:
         """`publish` takes events for displays; `show` shows them to the user at once."""
@@ -47,7 +47,7 @@ class HostNotices:
         return [noticed for host in dict.fromkeys(hosts) if (noticed := self._published.get(host)) is not None]
 
     def lost(self, hosts: Iterable[str], reason: str) -> str:
-        """Ends the notices of hosts that are gone; returns the reason with the first notice that came before."""
+        """Ends the notices of hosts that are lost; returns the reason with the first earlier notice."""
         first: tuple[p.PreemptionNotice, float] | None = None
         for host in hosts:
             entry = self._received.pop(host, None)
@@ -60,7 +60,7 @@ class HostNotices:
         return f"{line}, {time.monotonic() - since:.0f} s after the notice of that ({notice.by}){newline}{log}"
 
     def give_up(self, hosts: Iterable[str]) -> None:
-        """Ignores notices of hosts that this program is about to have ended."""
+        """Ignores notices of hosts that this program is about to end."""
         self._given_up.update(hosts)
 
     def attached(self, host: str) -> None:
@@ -143,7 +143,7 @@ class HostNotices:
 
 
 def _advice(state: ProcState, hosts: Collection[str]) -> list[str]:
-    """Returns what a mesh has on these hosts, and what can be done."""
+    """Returns the parts of a mesh on these hosts, and possible measures."""
     ranks = [rank for rank in state.ranks if state.layout.host_of(rank) in hosts]
     actors = [actor.name for actor in tuple(state.actors.values()) if actor.stopped is None and not actor.inner]
     location = first_places_of(state.region, ranks) if state.region.labels else ""
@@ -159,7 +159,7 @@ def _advice(state: ProcState, hosts: Collection[str]) -> list[str]:
 
 
 def log_notice(event: HostNoticed | HostNoticeWithdrawn | HostMessage) -> None:
-    """Logs it, the default."""
+    """Logs a notice, the default."""
     logger.warning("%s", event.text)
 
 

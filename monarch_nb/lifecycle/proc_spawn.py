@@ -53,9 +53,9 @@ _logged: set[str] = set()
 
 
 def environments(per_host: Mapping[str, int], common: Mapping[str, str | None]) -> tuple[Environment, ...]:
-    """The environment of each process of a host, row-major: its local rank, and the slot of its GPU.
+    """Returns the environment of each process of a host, row-major: its local rank, and the slot of its GPU.
 
-    Its host gives the slot a GPU, if it has any (`host.gpus.with_gpu`); where `common` chooses devices, there is none.
+    The host assigns a GPU to the slot, if it has any (`host.gpus.with_gpu`); no slot if `common` chooses devices.
     """
     extent = Extent(tuple(per_host), tuple(per_host.values()))
     needs_gpus = DIMENSION in per_host and VISIBLE not in common
@@ -72,7 +72,7 @@ def environments(per_host: Mapping[str, int], common: Mapping[str, str | None]) 
 
 
 def check_own_host(host: str, per_host: Mapping[str, int], common: Mapping[str, str | None]) -> None:
-    """Raises ValueError where this machine, whose name is `host`, has GPUs, but fewer than are asked for, or no MPS."""
+    """Raises ValueError if this machine, named `host`, has GPUs, but fewer than are requested, or no MPS."""
     requested, available = per_host.get(DIMENSION, 0), len(devices())
     if not available or not requested or VISIBLE in common:
         return
@@ -83,7 +83,7 @@ def check_own_host(host: str, per_host: Mapping[str, int], common: Mapping[str, 
 
 
 def _gpu_of(env: Mapping[str, str | None]) -> str | None:
-    """What names the GPU of a process: its own choice, or the number of its slot."""
+    """Returns the name of a process's GPU: its own choice, or the number of its slot."""
     slot = env.get(SLOT)
     return slot.partition("/")[0] if slot is not None else env.get(VISIBLE)
 
@@ -91,7 +91,7 @@ def _gpu_of(env: Mapping[str, str | None]) -> str | None:
 def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment], meshes: Sequence[ProcState]) -> None:
     """Warns, with names, if processes of living meshes have the same GPUs as those of the mesh `name`.
 
-    `meshes` are records of proc meshes. Does nothing where GPUs are shared, or this host has none.
+    `meshes` are records of proc meshes. Does nothing if GPUs are shared, or this host has none.
     """
     if settings.share_gpus or not devices():
         return
@@ -111,7 +111,7 @@ PYTHON = "MONARCH_NB_PYTHON"  # the Python version of a process's owner
 
 
 def python_version() -> str:
-    """Returns the part of the version that must agree: code travels as byte code of one minor version."""
+    """Returns the part of the version that must agree: code is sent as byte code of one minor version."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -130,28 +130,28 @@ class ProcSpawnSpec(Struct, eq=False):
     initialized: Future[object] = field(default_factory=lambda: resolved_future(True))
 
     def release(self) -> None:
-        """Drops all that only a restart needs, once the mesh has stopped."""
+        """Drops data that only a restart needs, once the mesh has stopped."""
         self.setup, self.env, self.proc_bind, self.launch = EncodedObject(()), (), (), ()
         self.host_record = None
         self.initialized = resolved_future(True)
 
     def inherits(self, rank: int) -> bool:
-        """Whether a rank gets this process's environment."""
+        """Returns whether a rank gets this process's environment."""
         return not self.launch or self.launch[rank].inherit_env
 
 
 def host_mesh_of(state: ProcState) -> str:
-    """The identity of the host mesh on which this process has spawned it; "" for meshes of others."""
+    """Returns the identity of the host mesh on which this process has spawned it; "" for meshes of others."""
     return state.spawn_spec.host_mesh if isinstance(state.spawn_spec, ProcSpawnSpec) else ""
 
 
 def has_heavy_modules() -> bool:
-    """Whether this process has loaded any slow module that templates import."""
+    """Returns whether this process has loaded any slow module that templates import."""
     return any(name in sys.modules for name in worth_importing() if name not in QUICK)
 
 
 def _environment(runtime: Runtime, host: str) -> dict[str, str | None]:
-    """Returns what has changed in this process's environment since its host agent was started."""
+    """Returns the changes in this process's environment since its host agent was started."""
     before = runtime.part(MeshRegistry).agent_environment.get(host)
     if before is None:
         return {}
@@ -162,7 +162,7 @@ def _environment(runtime: Runtime, host: str) -> dict[str, str | None]:
 
 
 def world_of(state: ProcState) -> RendezvousEnvironment | None:
-    """Returns what torchrun would set for the ranks of a mesh, or None if nothing is to be set."""
+    """Returns torchrun's variables for the ranks of a mesh, or None if none are to be set."""
     spawn_spec = state.spawn_spec
     assert isinstance(spawn_spec, ProcSpawnSpec)
     if not settings.torchrun_environment:
@@ -176,7 +176,7 @@ def renew_world(runtime: Runtime, state: ProcState, lost: Sequence[int]) -> Futu
     """Gives up process groups of torch.distributed that include `lost` ranks, on all ranks of a mesh.
 
     New groups have the mesh's current size and the address set by `choose_master`. The future has the uids of actor
-    meshes whose `__init__` had made such a group. Does not block.
+    meshes whose `__init__` had created such a group. Does not block.
     """
     ranks = ranks_of(state.pending_region or state.region)
     return runtime.feature(COLLECTIVES).renew_after_loss(state, ranks, world_of(state), tuple(lost))
@@ -192,7 +192,7 @@ def choose_master(state: ProcState) -> None:
 
 
 def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarnation]) -> Future[object]:
-    """Asks agents for these ranks and runs their set-up; resolves when that is done, fails when one is lost."""
+    """Asks agents for these ranks and runs their set-up; resolves when that is done, fails when a rank is lost."""
     spawn_spec = state.spawn_spec
     assert isinstance(spawn_spec, ProcSpawnSpec)  # it was spawned here
     layout = state.layout
@@ -259,7 +259,7 @@ def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarna
 
 
 def _own_environment(state: ProcState, spawn_spec: ProcSpawnSpec, rank: int) -> dict[str, str | None]:
-    """Returns the environment of one rank, in which that given by the spawner wins."""
+    """Returns the environment of one rank, in which the spawner's values take precedence."""
     env = spawn_spec.env[rank % state.layout.per_host]
     world = world_of(state)
     base = {} if world is None else world.environment(rank)
@@ -270,7 +270,7 @@ def _fail_if_silent(
     runtime: Runtime, host: str, reply: Future[object], call: PendingCall[object]
 ) -> Callable[[], None]:
     limit = settings.mesh_proc_spawn_max_idle
-    reply_ref, call_ref = weakref.ref(reply), weakref.ref(call)  # to keep neither alive for that long
+    reply_ref, call_ref = weakref.ref(reply), weakref.ref(call)  # so that neither is kept alive for that long
 
     def check() -> None:
         reply, call = reply_ref(), call_ref()
@@ -329,7 +329,7 @@ def spawn_procs(spec: ProcsWanted) -> ProcMesh:
         mesh = ProcMesh(state, region)
         runtime.part(MeshEvents).publish(MeshStarting(state))
         announce(mesh)
-    except BaseException:  # Ctrl-C too: nobody will ever have a reference
+    except BaseException:  # Ctrl-C too: no reference will ever exist
         runtime.part(MeshStopper).stop(state, "its spawn was interrupted")
         raise
     return mesh

@@ -30,7 +30,7 @@ class RemovedPart(Struct, frozen=True):
     places: str  # such as "hosts=2-3", in the former extent
     hosts: tuple[str, ...]  # ids
     actors: tuple[str, ...]  # names of the meshes that had actors there
-    stopped: Future[None]  # resolves when all that ran there has ended
+    stopped: Future[None]  # resolves when everything there has ended
 
 
 class MeshResizer:
@@ -55,9 +55,9 @@ class MeshResizer:
     def grow(self, state: ProcState, hosts: Sequence[str], timeout: float | None) -> tuple[str, ...]:
         """Starts processes on more hosts, and on them the actors of all meshes that cover this one.
 
-        Blocks until all are there; then the mesh, and these meshes of actors, have the new extent. Returns the names of
-        these.
-        Raises HealError if any of it does not start, or TimeoutError; the mesh is unchanged then.
+        Blocks until all are ready; then the mesh, and these meshes of actors, have the new extent. Returns the names of
+        the latter.
+        Raises HealError if any of them does not start, or TimeoutError; the mesh is unchanged then.
         """
         with self._locks[state.uid]:
             self._check(state, "grow")
@@ -88,7 +88,7 @@ class MeshResizer:
             return tuple(mesh.name for mesh in actors if not mesh.inner)
 
     def shrink(self, state: ProcState, positions: Collection[int]) -> RemovedPart:
-        """Removes hosts by their indices: later calls go to the others, and what runs there is stopped in order.
+        """Removes hosts by their indices: later calls go to the others, and the removed ranks are stopped in order.
 
         Blocks until all holders of references know the new extent, or do not react; not until everything has stopped.
         """
@@ -144,7 +144,7 @@ class MeshResizer:
         for mesh in (state, *actors):
             with mesh.lock:
                 mesh.pending_region = None
-            if mesh.region == growth.region:  # all was there, and survivors were being notified
+            if mesh.region == growth.region:  # all had started, and survivors were being notified
                 grown.append(mesh)
         if state.stopped is not None:
             return resolved_future(None)
@@ -154,7 +154,7 @@ class MeshResizer:
         for mesh in (state, *actors):
             self._registry.reshape(mesh, reason)
         choose_master(state)
-        renew_world(self._runtime, state, ())  # ranks from before may have been sent a larger one
+        renew_world(self._runtime, state, ())  # earlier ranks may have received a larger one
         if grown:
             updates = [(mesh.uid, ()) for mesh in grown]
             threading.Thread(target=self._updates.healed, args=(updates,), name="monarch-resized", daemon=True).start()
@@ -185,7 +185,7 @@ def _living(state: ProcState) -> list[ActorState]:
 
 
 def _covering_actors(state: ProcState) -> list[ActorState]:
-    """Returns the meshes of actors that cover all of it and are owned here."""
+    """Returns the meshes of actors that cover the whole mesh and are owned here."""
     return [
         mesh for mesh in _living(state) if mesh.region == state.region and isinstance(mesh.spawn_spec, ActorSpawnSpec)
     ]

@@ -58,7 +58,7 @@ class MeshStopper:
         self._runtime.verbs.handle(STOP_MESH, self._on_stop)
 
     def stop(self, state: MeshState, reason: str, region: Region | None = None) -> Future[None]:
-        """Stops a mesh or slice; the future resolves when it is gone. A second stop returns the first one's future."""
+        """Stops a mesh or slice; the future resolves when it has ended. A second stop returns the same future."""
         first = self._stops.get(state.uid)
         if first is not None:
             return first
@@ -73,18 +73,18 @@ class MeshStopper:
         return held_back(self._stop, state, ranks, reason)
 
     def stop_by_uid(self, uid: str, reason: str) -> Future[None]:
-        """Stops a mesh by its uid; resolved if there is none any more."""
+        """Stops a mesh by its uid; the future is resolved if the mesh no longer exists."""
         state = self._runtime.meshes.get(uid)
         return resolved_future(None) if state is None else self.stop(state, reason)
 
     def stop_again(self, state: MeshState) -> None:
-        """Stops incarnations of a stopped mesh that came into being after its stop."""
+        """Stops incarnations of a stopped mesh that have started after its stop."""
         assert state.stopped is not None
         ended = self._stop_ranks(state, state.ranks, state.stopped)
         when_done(ended, lambda _: self._driver.mark_stopped(state, None, state.stopped or "", over=True))
 
     def await_all(self, uids: Sequence[str], owner: Instance) -> None:
-        """Stops the meshes of an ending actor, the newest first, and blocks until they are gone, within limits."""
+        """Stops the meshes of an ending actor, the newest first, and blocks until they have ended, within limits."""
         states = [self._runtime.meshes[uid] for uid in reversed(uids) if uid in self._runtime.meshes]
         futures = [(state, self.stop(state, f"its owner {owner} ended")) for state in states]
         limit = max(settings.stop_actor_timeout, settings.mesh_terminate_timeout)
@@ -111,7 +111,7 @@ class MeshStopper:
             try:
                 future.get(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                return  # their agents end next, and they with them
+                return  # their agents end next, and the processes with them
 
     def _stop(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         future: Future[None] = pending_future(describe=lambda: f"{state.name} has not stopped yet")
@@ -138,7 +138,7 @@ class MeshStopper:
                 resolve_future(future, None)
 
         def finish(reply: Future[object]) -> None:
-            if self._runtime.closed:  # nothing is read any more
+            if self._runtime.closed:  # no messages are read any more
                 done(reply)
             else:
                 self._runtime.node.settled(done, reply)  # after earlier replies
@@ -147,7 +147,7 @@ class MeshStopper:
         return future
 
     def _release_specs(self, state: MeshState) -> None:
-        """Releases what a stopped mesh, and the actors that stopped with it, were spawned with."""
+        """Releases the spawn arguments of a stopped mesh and of the actors that stopped with it."""
         for mesh in (state, *(state.actors.values() if isinstance(state, ProcState) else ())):
             if mesh.spawn_spec is not None:
                 mesh.spawn_spec.release()
@@ -205,7 +205,7 @@ class MeshStopper:
 
     @staticmethod
     def _log_unfinished(state: ActorState, replies: "dict[int, Future[ActorGone]]") -> None:
-        """Logs ranks that have not ended, and what they execute, grouped by that."""
+        """Logs ranks that have not ended, grouped by the code that they execute."""
         unfinished: dict[str, list[int]] = {}
         for rank, future in replies.items():
             if future.exception(0) is None and (work := future.get(0).left_in):
@@ -244,7 +244,7 @@ class MeshStopper:
         return None
 
     def _interrupt_overdue(self, cell: ActorCell) -> None:
-        """Interrupts a stopped actor whose time is over, and gives it up if that does not help either."""
+        """Interrupts a stopped actor whose time is over, and gives it up if that has no effect either."""
         wait = cell.cleanup.interrupt_overdue()
         if wait is not None:
             self._runtime.later(wait, lambda: self._interrupt_overdue(cell))

@@ -1,4 +1,4 @@
-"""Failures that nobody handles: a script ends, a notebook shows them."""
+"""Unhandled failures: a script ends, a notebook shows them."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ from monarch_nb.runtime import current_runtime, fault_hook, unretrieved
 from monarch_nb.supervision import Driver, MeshFailure, log_failure
 from monarch_nb.wire import error_line
 
-# Interrupts whatever the main thread waits for. Ignored by default and used by nobody else, unlike SIGINT, whose
+# Interrupts any wait of the main thread. Ignored by default and not used elsewhere, unlike SIGINT, whose
 # KeyboardInterrupt would end the program with another status, or be taken for the user's.
 _WAKE = signal.SIGURG
 
@@ -30,13 +30,13 @@ def exit_on_fault(failure: MeshFailure) -> None:
 
 
 def prepare() -> None:
-    """Makes it possible to end the program from another thread; has to be called on the main thread."""
+    """Makes it possible to end the program from another thread; must be called on the main thread."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(_WAKE) is signal.SIG_DFL:
         signal.signal(_WAKE, _leave)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    # A clean-up under way is not cut off: it ends with that status by itself.
+    # A clean-up under way is not cut off: it ends with that status itself.
     if _statuses and not _exiting and not unretrieved.leaving:
         _exiting.append(True)
         raise SystemExit(_statuses[0])
@@ -45,7 +45,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def end_program(status: int) -> bool:
     """Ends the program, from any thread, as `sys.exit(status)` on the main thread does; returns whether it can.
 
-    It cannot if `prepare` was not called on the main thread, or another library has taken its signal.
+    It fails if `prepare` was not called on the main thread, or another library uses its signal.
     """
     _statuses.append(status)
     prepared = signal.getsignal(_WAKE) is _leave
@@ -112,19 +112,19 @@ def leave_now(status: int) -> None:
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel, or IPython's shell, which only the user may end."""
+    """Returns whether this process is a notebook's kernel, or IPython's shell, which only the user may end."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return _notebook or (shell is not None and shell() is not None)
 
 
 def in_marimo() -> bool:
-    """Whether marimo runs this: its process, or server, must not end, though nobody loads an extension."""
+    """Returns whether marimo runs this code: its process, or server, must not end, though no extension is loaded."""
     check = getattr(sys.modules.get("marimo"), "running_in_notebook", None)
     return check is not None and bool(check())
 
 
 def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
-    """Keeps failures from ending a notebook: a call that waits for one raises it, else `show` shows it.
+    """Keeps failures from ending a notebook: a call that waits for the failed rank raises it, else `show` shows it.
 
     A user's `unhandled_fault_hook` is still called.
     """

@@ -20,7 +20,7 @@ PATIENCE = 5.0  # seconds to wait for holders to confirm a heal
 
 
 class ReferenceUpdates:
-    """Knows which processes hold references to the meshes that are owned here, and updates them."""
+    """Records the processes that hold references to meshes owned here, and updates them."""
 
     def __init__(self, runtime: Runtime, driver: Driver, watcher: ProcessWatcher, versions: ClassVersions) -> None:
         self._runtime, self._driver, self._watcher, self._versions = runtime, driver, watcher, versions
@@ -67,7 +67,7 @@ class ReferenceUpdates:
             try:
                 future.get(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                continue  # it receives this heal, and later ones, when it goes on
+                continue  # it receives this heal, and later ones, when it continues
             except Exception:
                 self._holders[uid].discard(process)
 
@@ -119,7 +119,7 @@ class ReferenceUpdates:
             self._driver.feed(follow)
             if isinstance(state, ProcState):
                 for rank, _ in back:
-                    self._runtime.node.learn(state.layout.host_of(rank))  # it is back, if it was lost
+                    self._runtime.node.learn(state.layout.host_of(rank))  # it has returned, if it was lost
                     self._watcher.host_back(state.layout.host_of(rank), update.since.get(rank, 0))
                 self._watcher.watch(*(state.address(rank) for rank, _ in back))
         return Done()

@@ -1,4 +1,4 @@
-"""Reports of host agents: processes that started, ended or do not respond, lost hosts, and owners that are gone."""
+"""Reports of host agents: processes that start, end or do not respond, lost hosts, and ended owners."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ from monarch_nb.wire import Asker, Done, agent_of, host_of, parse_address
 logger = logging.getLogger(__name__)
 _RETRY_S = 0.2  # until an agent that could not be reached is asked again; grows to
 _RETRY_MAX_S = 30.0
-_HOST_ENDS_S = 5.0  # after which the exit of a process counts by itself, though its host should have ended with it
+_HOST_ENDS_S = 5.0  # after which a process's exit counts on its own, though its host should have ended with it
 
 
 def forget(runtime: Runtime, end: p.Exited) -> None:
@@ -37,11 +37,11 @@ class ProcessWatcher:
         """`publish` takes events for displays."""
         self._runtime, self._driver, self._publish, self._notices = runtime, driver, publish, notices
         self.pids: dict[str, int] = {}
-        self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
+        self.unresponsive: dict[str, float] = {}  # address -> beginning (wall clock)
         self._losses: dict[str, int] = {}  # number of each host's last loss
-        self._over: dict[str, int] = {}  # number of each host's last loss that is over, as new processes run there
+        self._over: dict[str, int] = {}  # number of each host's last loss that is over: new processes run there
         self._owners: set[str] = set()  # processes elsewhere that own actors here
-        self._ending: dict[str, str] = {}  # hosts whose agents end, and why
+        self._ending: dict[str, str] = {}  # hosts whose agents end, and the reasons
         self._runtime.verbs.handle(verbs.PROC_STARTED, self._started)
         self._runtime.verbs.handle(verbs.PROC_EXITED, self._exited)
         self._runtime.verbs.handle(verbs.PROC_UNRESPONSIVE, self._unresponsive)
@@ -60,7 +60,7 @@ class ProcessWatcher:
             self._runtime.later(settings.message_delivery_timeout, check)
 
     def watch(self, *addresses: str) -> None:
-        """Has agents report the ends of these processes, at once of those that have ended."""
+        """Has agents report the ends of these processes, at once if they have ended already."""
         by_host: dict[str, list[str]] = {}
         for address in addresses:
             # A controller has no parent: agents end with it, or when its lease does.
@@ -70,7 +70,7 @@ class ProcessWatcher:
             self._watch_on(host, tuple(group), _RETRY_S)
 
     def _watch_on(self, host: str, addresses: tuple[str, ...], pause: float) -> None:
-        """Repeats the request until the agent agrees or it is no longer needed: a lost host may come back."""
+        """Repeats the request until the agent agrees or it is no longer needed: a lost host may return."""
 
         def on_reply(reply: Future[Done]) -> None:
             if reply.exception(0) is None or self._runtime.closed:
@@ -100,9 +100,9 @@ class ProcessWatcher:
     def hosts_lost(self, agents: Mapping[str, int], reason: str, loss: int = 0, *, reported: bool = False) -> int:
         """Reports host agents that ended for one reason, with all processes of their hosts, as one failure.
 
-        `agents` has the incarnation of each by its host, 0 if it is unknown. `loss` is the number by which all
-        processes call this loss, if another process has detected it; else it is given one, which is returned.
-        With `reported` it ends no script: the caller reports it.
+        `agents` has the incarnation of each by its host, 0 if it is unknown. `loss` is the number of this loss in all
+        processes, if another process has detected it; else a new number is assigned and returned. With `reported`
+        the loss ends no script: the caller reports it.
         """
         outdated = {host for host in agents if 0 < loss <= self._over.get(host, 0)}  # later processes are known there
         loss = loss or max(new_incarnation(), *(self._losses.get(host, 0) + 1 for host in agents))
@@ -146,7 +146,7 @@ class ProcessWatcher:
         self._publish(HostLost(host))
 
     def end_of(self, host: str) -> str:
-        """Returns why the agent of a host ends, as it reports itself; "" if it has not."""
+        """Returns why the agent of a host ends, by its own report; "" without one."""
         return self._ending.get(host, "")
 
     def found(self, started: p.StartedProc) -> None:
