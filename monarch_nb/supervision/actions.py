@@ -1,4 +1,4 @@
-"""Actions of the machine, which its driver carries out in the order they come, and what the driver needs for that."""
+"""Actions of the machine, which its driver carries out in order, and the interface that the driver needs for them."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -18,7 +18,7 @@ class Supervise(msgspec.Struct, frozen=True):
 
 
 class FailActor(msgspec.Struct, frozen=True):
-    """Fail an owner: the driver lets the process of its own owner know by `actor_failed` with this cause."""
+    """Fail an owner: the driver notifies the process of its own owner by `actor_failed` with this cause."""
 
     actor: str
     cause: Cause
@@ -39,10 +39,10 @@ class FailCalls(msgspec.Struct, frozen=True):
 
 
 class RootFault(msgspec.Struct, frozen=True):
-    """A failure that nobody handled, once.
+    """An unhandled failure, once.
 
-    'fatal': a script's fault hook runs. 'show': show it now. 'call': a call somebody waits for raises it;
-    `mark_reported` follows when it did, or `report_unclaimed` when nobody waits any longer.
+    'fatal': a script's fault hook runs. 'show': show it now. 'call': a call that is awaited raises it;
+    `mark_reported` follows when it has, or `report_unclaimed` if the call is no longer awaited.
     """
 
     failure: MeshFailure
@@ -50,7 +50,7 @@ class RootFault(msgspec.Struct, frozen=True):
 
 
 class ShowFailure(msgspec.Struct, frozen=True):
-    """Shows a failure that a call was to raise, since nobody waits for the call any more."""
+    """Show a failure that a call was to raise, since the call is no longer awaited."""
 
     failure: MeshFailure
 
@@ -72,7 +72,7 @@ class Recreate(msgspec.Struct, frozen=True):
 class Healed(msgspec.Struct, frozen=True):
     """A heal is over: answer `requests`, then run the hooks for `incarnations` of each mesh.
 
-    `again` is what did not come back. No incarnations and nothing again: there was nothing to heal.
+    `again` has the failures of ranks that were not restored. Without incarnations and these nothing was to be healed.
     """
 
     requests: tuple[int, ...]
@@ -90,7 +90,7 @@ class HealRefused(msgspec.Struct, frozen=True):
 
 
 class OwnerSaid(msgspec.Struct, frozen=True):
-    """No action, but news of one for displays: `__supervise__` of an owner has ended."""
+    """No action, but an event for displays: `__supervise__` of an owner has ended."""
 
     failure_id: int
     owner: str
@@ -112,16 +112,16 @@ Action = (
 
 
 class SupervisorEffects(Protocol):
-    """Carries out what needs meshes, hosts and messages."""
+    """Carries out actions on meshes, hosts and messages."""
 
     def stop_mesh(self, uid: str, reason: str) -> Future[None]:
         """Stops a mesh owned here."""
 
     def respawn(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
-        """Starts processes again; may block; raises what went wrong."""
+        """Starts processes again; may block; raises on failure."""
 
     def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
-        """Creates actors again; may block; raises what went wrong."""
+        """Creates actors again; may block; raises on failure."""
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
         """Notifies all processes that hold a reference, then runs the hooks of survivors; may block."""
@@ -130,7 +130,7 @@ class SupervisorEffects(Protocol):
         """Sends the end of an actor to its owner, which is in another process."""
 
     def watch_owner(self, process: str) -> None:
-        """An actor lives here whose owner is in that process: it ends when that process does."""
+        """Watches the process of an owner of an actor here, which ends when that process does."""
 
     def await_stops(self, instance: Instance) -> None:
         """Blocks until the meshes of an ending actor have stopped."""

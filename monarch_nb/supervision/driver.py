@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# An actor that ended so has failed: whoever learns of it first, a caller or its own process, takes note.
+# An actor with such an end has failed: a caller or its own process, whichever learns of it first, records that.
 FAILED = frozenset({"exception", "init", "aborted", "unhandled", "raised"})
 
 
@@ -77,7 +77,7 @@ class Driver:
         fatal: Callable[[MeshFailure], None] | None = None,
         show: Callable[[MeshFailure], None] | None = None,
     ) -> None:
-        """`root` is the stream of code outside actors, where ownership begins. `show` takes what ends nothing."""
+        """`root` is the stream of code outside actors, where ownership begins. `show` takes non-fatal failures."""
         self.local = local
         self.machine = SupervisionMachine(root=root, root_policy="script")
         self._lock = threading.RLock()  # of the machine
@@ -89,22 +89,21 @@ class Driver:
         self._heal_requests = HealRequests(effects, self.feed)
 
     def in_notebook(self, show: Callable[[MeshFailure], None]) -> None:
-        """Has a failure that nobody handles end nothing: a call that waits for it raises it, else `show` gets it."""
+        """Keeps unhandled failures from ending the program: a call on these ranks raises them, or `show` gets them."""
         self.machine.root_policy = "notebook"
         self._show = show
 
     def raised_in_use(self, procs_uid: str) -> None:
-        """Failures of these procs are raised where the procs are used: they do not end a script."""
+        """Has failures of these procs raised where the procs are used, so that they do not end a script."""
         with self._lock:
             self.machine.raised_in_use.add(procs_uid)
 
     # -- events in, actions out -------------------------------------------------------------------------------------
 
     def feed(self, event: Callable[[SupervisionMachine], list[Action]]) -> None:
-        """Gives the machine one event and carries out what follows; an interrupt comes after that.
+        """Gives the machine one event and carries out its actions; an interrupt is held back until then.
 
-        An action that is decided on but never carried out, or a driver that stays marked as acting, would block all
-        later events.
+        An action that is never carried out, or a driver that stays marked as acting, would block all later events.
         """
         held_back(self._feed, event)
 
@@ -155,43 +154,43 @@ class Driver:
                 self._heal_requests.carry_out(action)
 
     def called(self, *ranks: int) -> tuple[set[str], set[str]]:
-        """Meshes with a call that one of these ranks has not answered: those that somebody awaits now, and all."""
+        """Returns meshes with a call that one of these ranks has not answered: those with awaited calls, and all."""
         targets = set(ranks)
         calls = [call for call in tuple(self.local.calls.values()) if call.waits_for(targets)]
         return {call.mesh for call in calls if call.watched}, {call.mesh for call in calls}
 
     def ranks_not_alive(self, uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
-        """All meshes known here, or one: why each has ended, if so, and its ranks that are not always alive."""
+        """Returns all known meshes, or one, with the cause of each one's end, if any, and its ranks with a record."""
         with self._lock:
             return self.machine.ranks_not_alive(uid)
 
     def owner_name(self, actor: str) -> str:
-        """The name of an owner."""
+        """Returns the name of an owner."""
         with self._lock:
             return self.machine.owner_name(actor)
 
     def failed(self, uid: str) -> set[int]:
-        """Ranks of a mesh that have failed."""
+        """Returns the ranks of a mesh that have failed."""
         with self._lock:
             return {rank for rank, status in self.machine.status(uid).items() if status.state == "failed"}
 
     def since(self, uid: str) -> dict[int, int]:
-        """Of each rank of a mesh that was ever healed after its host was lost, the number of that loss."""
+        """Returns the number of a host's last loss, for each rank of a mesh that was healed after it."""
         with self._lock:
             return self.machine.since(uid)
 
     def lost_ranks(self, uid: str) -> set[int]:
-        """Ranks of a mesh that have failed, were stopped, or are being healed."""
+        """Returns the ranks of a mesh that have failed, were stopped, or are being healed."""
         with self._lock:
             return {rank for rank, status in self.machine.status(uid).items() if status.state != "alive"}
 
     def proc_exited(self, uid: str, rank: int, incarnation: int, cause: Cause) -> None:
-        """A process is gone."""
+        """Notes the end of a process."""
         awaited, called = self.called(rank)
         self.feed(lambda machine: machine.proc_exited(uid, rank, incarnation, cause, awaited, called))
 
     def killed(self, uid: str, rank: int, incarnation: int, cause: Cause) -> None:
-        """Ends a process that is to be healed: calls to it fail; no failure is shown, as the root asked for it."""
+        """Ends a process that is to be healed: calls to it fail; no failure is shown, as the root has requested it."""
         self.feed(
             lambda machine: [
                 action
@@ -201,7 +200,7 @@ class Driver:
         )
 
     def mark_stopped(self, state: MeshState, ranks: Collection[int] | None, reason: str, *, over: bool) -> None:
-        """From now on nothing that happens to a mesh, or to some of its ranks, is a failure.
+        """Marks a mesh, or some of its ranks, as stopped: later events there are no failures.
 
         Once its stop is `over`, calls that still wait end.
         """
@@ -215,7 +214,7 @@ class Driver:
             self.feed(lambda machine: machine.stopping(state.uid, ranks, reason))
 
     def on_actor_end(self, end: ActorEnd, awaited: set[str] | None = None) -> None:
-        """Notes the end of an actor of any process; `awaited` are meshes that somebody awaits a call of."""
+        """Notes the end of an actor of any process; `awaited` are meshes with an awaited call."""
         if end.cause.kind == "stopped":
             return
         if awaited is None:
@@ -229,7 +228,7 @@ class Driver:
             if call.mesh != uid or (ranks is not None and not indices):
                 continue
             error = self._error(failure, call)
-            error.reported_elsewhere = True  # by supervision, if nobody waits for the call
+            error.reported_elsewhere = True  # by supervision, if the call is not awaited
             if ranks is None:
                 call.fail(error)
             else:
@@ -238,7 +237,7 @@ class Driver:
     # -- causes, and the errors that calls raise for them --------------------------------------------------------------
 
     def cause_of(self, kind: str, error: BaseException, text: str, actor: ActorCell, method: str) -> Cause:
-        """The cause of an actor's failure."""
+        """Returns the cause of an actor's failure."""
         if kind == "aborted":
             return Cause(kind="aborted", text=text, actor=str(actor.instance), host=self.local.host, at=time.time())
         cause_kind: CauseKind = "exception" if kind == "cleanup" else cast(CauseKind, kind)
@@ -253,22 +252,22 @@ class Driver:
         )
 
     def stopped_cause(self, actor: ActorCell, reason: str) -> Cause:
-        """The cause that callers of a stopped actor get."""
+        """Returns the cause for callers of a stopped actor."""
         return msgspec.structs.replace(stop_cause(reason), actor=str(actor.instance), host=self.local.host)
 
     def lost_cause(self, header: Header, reason: str) -> Cause:
-        """The cause that the caller of a message gets that could not be delivered."""
+        """Returns the cause for the sender of an undeliverable message."""
         state = self.local.meshes.get(header.mesh)
-        # A returned message is addressed to this process; its mesh and rank tell where it was to go.
+        # A returned message is addressed to this process; its mesh and rank are those of the destination.
         host = state.procs.layout.host_of(header.rank) if isinstance(state, ActorState) else host_of(header.dst)
         return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=host)
 
     def encode(self, cause: Cause, request: Header) -> bytes:
-        """The cause for which a call is refused, as bytes; it names the actor that was called."""
+        """Returns the cause for refusing a call, as bytes; it names the called actor."""
         return msgspec.msgpack.encode(ActorEnd(request.mesh, request.rank, request.incarnation, cause))
 
     def reason(self, cause: Cause) -> str:
-        """A cause in a few words."""
+        """Returns a cause in a few words."""
         return f"{cause.actor} has ended: {cause.text or cause.kind}"
 
     def _error(self, failure: MeshFailure, call: PendingCall[object] | None) -> SupervisionError:
@@ -278,7 +277,7 @@ class Driver:
         return SupervisionError(failure.report(), endpoint=f"{call.title}()" if call else None, failure=failure)
 
     def lost(self, header: Header, reason: str, call: PendingCall[object]) -> BaseException:
-        """The error of a call whose message could not be delivered: the known failure, where there is one."""
+        """Returns the error of a call whose message could not be delivered: the known failure, if there is one."""
         ranks = frozenset(call.missing_ranks())
         with self._lock:
             failure = self.machine.check(call.mesh, ranks)
@@ -287,7 +286,7 @@ class Driver:
         return self._error(self._lost_failure(header, reason, call), call)
 
     def _lost_failure(self, header: Header, reason: str, call: PendingCall[object] | None) -> MeshFailure:
-        """The failure of a message that was lost on its way to ranks that are not known to have failed."""
+        """Returns the failure of a message that was lost on its way to ranks that are not known to have failed."""
         cause = self.lost_cause(header, reason)
         is_single = Kind.CALL in (header.kind, header.status if header.kind == Kind.RETURNED else -1)
         ranks = [header.rank] if is_single else [] if call is None else call.missing_ranks()
@@ -297,7 +296,7 @@ class Driver:
         return failure or MeshFailure(mesh_name=name, mesh_uid=header.mesh, cause=cause)
 
     def error(self, data: Frame, call: PendingCall[object] | None) -> BaseException:
-        """The error a call raises for an encoded cause."""
+        """Returns the error that a call raises for an encoded cause."""
         end = msgpack_decoder(ActorEnd).decode(data)
         if call is None:
             return self._error(MeshFailure(mesh_name=end.cause.actor, cause=end.cause), None)
@@ -315,7 +314,7 @@ class Driver:
         return self._error(failure or self._remote_failure(end, call), call)
 
     def _remote_failure(self, end: ActorEnd, call: PendingCall[object]) -> MeshFailure:
-        """The failure of a call on a mesh that others own."""
+        """Returns the failure of a call on a mesh that others own."""
         name, rank, region = call.title.partition(".")[0], end.rank, None
         state = self.local.meshes.get(call.mesh)
         if state is not None and rank in state.region.ranks():
@@ -329,12 +328,12 @@ class Driver:
         )
 
     def check(self, state: MeshState, region: Region, call: PendingCall[object] | None) -> SupervisionError | None:
-        """The error that a call on a slice raises at once, if any."""
+        """Returns the error that a call on a slice raises at once, if any."""
         failure = None
         if not self.machine.sound(state.uid):
             with self._lock:
                 failure = self.machine.check(state.uid, runs(region))
-        if failure is None and state.stopped is not None:  # so long ago that nothing else is known of it
+        if failure is None and state.stopped is not None:  # so long ago that its records are deleted
             full = state.region
             extent = (tuple(full.labels), tuple(full.ndslice.sizes))
             failure = MeshFailure(
@@ -381,15 +380,15 @@ class Driver:
         future = self._effects.stop_mesh(uid, "its owner ended")
         when_done(future, lambda _: self.feed(lambda machine: machine.stopped(uid)))
 
-    # -- what the runtime asks (Supervising) ------------------------------------------------------------------------
+    # -- requests of the runtime (Supervising) ----------------------------------------------------------------------
 
     def actor_spawned(self, actor: ActorCell) -> None:
-        """An actor lives here from now on, for as long as the process of its owner does."""
+        """Registers a new actor of this process, which ends with the process of its owner."""
         if actor.spec.owner_process != self.local.address:
             self._effects.watch_owner(actor.spec.owner_process)
 
     def actor_failed(self, actor: ActorCell) -> None:
-        """Ends what a failed actor of this process owns, and notifies its owner."""
+        """Ends the meshes of a failed actor of this process, and notifies its owner."""
         self.feed(lambda machine: machine.owner_stopped(actor.instance.stream))
         end = ActorEnd(actor.mesh, actor.rank, actor.incarnation, cast(Cause, actor.cause))
         if actor.spec.owner_process == self.local.address:
@@ -398,16 +397,16 @@ class Driver:
             self._effects.report_to_owner(actor.spec.owner_process, end)
 
     def actor_ended(self, actor: ActorCell) -> None:
-        """An actor of this process is gone."""
+        """Notes the end of an actor of this process."""
         self.feed(lambda machine: machine.owner_stopped(actor.instance.stream))
 
     def stop_children(self, instance: Instance) -> None:
-        """Stops what an ending actor owns; blocks until it is gone."""
+        """Stops the meshes of an ending actor; blocks until they have ended."""
         self.feed(lambda machine: machine.owner_stopped(instance.stream))
         self._effects.await_stops(instance)
 
     def undeliverable(self, header: Header, reason: str) -> None:
-        """A message nobody waits for could not be delivered: runs the hook of its sender."""
+        """Runs the sender's hook for an undeliverable message that is not awaited."""
         cell = self._cell(header.sender)
         if cell is None or cell.obj is None:
             if not self.local.closed:
@@ -417,7 +416,7 @@ class Driver:
         message = UndeliverableMessage(str(cell.instance), destination, header.mesh, header.method, reason)
         text = f"undeliverable: {header.method or 'a value'} to {destination}: {reason}"
         hook = cell.obj._handle_undeliverable_message
-        # Lost messages of the hook itself are not judged: that could go on for ever.
+        # Lost messages of the hook itself run no hook: that could go on for ever.
         if getattr(hook, "_monarch_default", False) or header.flags & Flags.JUDGING:
             logger.warning("%s: %s", cell.instance, text)
             return
@@ -440,14 +439,14 @@ class Driver:
         if failure is None and header.sender == self.machine.root and self.machine.root_policy == "notebook":
             self._show(self._lost_failure(header, reason, None))
             return
-        # The owner has been notified of what failed or was stopped: this line is for debugging only.
+        # The owner has been notified of the failure or stop: this line is for debugging only.
         level = logging.WARNING if failure is None else logging.INFO
         logger.log(level, "undeliverable: %s to %s: %s", header.method or "a value", header.dst, reason)
 
     # -- heal -------------------------------------------------------------------------------------------------------
 
     def heal(self, uid: str, selection: "Selection" = None, *, await_hooks: bool = True) -> Future[None]:
-        """Brings failed ranks of a mesh back; the future fails with HealError when they do not come."""
+        """Restores failed ranks of a mesh; the future fails with HealError if that fails."""
         return held_back(self._heal, uid, selection, await_hooks)
 
     def _heal(self, uid: str, selection: "Selection", await_hooks: bool) -> Future[None]:
@@ -460,7 +459,7 @@ class Driver:
 
 
 class HealRequests:
-    """Of one process. `feed` gives its machine an event, and may be called from any thread."""
+    """The heal requests of one process. `feed` gives its machine an event; any thread may call it."""
 
     def __init__(
         self, effects: SupervisorEffects, feed: Callable[[Callable[[SupervisionMachine], list[Action]]], None]
@@ -471,7 +470,7 @@ class HealRequests:
         self._hasty: set[int] = set()  # heals that do not wait for the hooks of survivors
 
     def expect(self, *, await_hooks: bool) -> tuple[int, Future[None]]:
-        """A number for a request of the machine, and what resolves when it is answered; under the driver's lock."""
+        """Returns the number of a new request for the machine, and its future; under the driver's lock."""
         self._last += 1
         future: Future[None] = pending_future(describe=lambda: "the heal is not done yet")
         self._waiting[self._last] = future
@@ -480,7 +479,7 @@ class HealRequests:
         return self._last, future
 
     def carry_out(self, action: Respawn | Recreate | Healed | HealRefused) -> None:
-        """Does not block."""
+        """Carries out an action of a heal on its own thread; a refusal fails the request. Does not block."""
         match action:
             case Respawn(uid, back):
                 _start_heal_thread(

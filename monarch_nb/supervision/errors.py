@@ -4,7 +4,7 @@ from .failure import MeshFailure, decode_failure
 
 
 class DeviceMeshError(RuntimeError):
-    """A mesh is broken. Catch this to heal it, or to go on with a slice that works."""
+    """A mesh is broken. Catch this to heal it, or to continue with a slice that works."""
 
 
 class SupervisionError(DeviceMeshError):
@@ -15,7 +15,7 @@ class SupervisionError(DeviceMeshError):
         self.endpoint = endpoint
         """The call, as "mesh.method()"; settable."""
         self.failure = failure
-        self.reported_elsewhere = False  # the failure is reported by itself, if nobody waits for the call
+        self.reported_elsewhere = False  # the failure is reported separately, if the call is not awaited
 
     def __str__(self) -> str:
         text = super().__str__() or (self.failure.report() if self.failure is not None else "")
@@ -28,7 +28,7 @@ class SupervisionError(DeviceMeshError):
 
 
 class HealError(DeviceMeshError):
-    """A mesh was not healed; `failures` says what failed again, and is empty where healing was refused."""
+    """A mesh was not healed; `failures` has the new failures, and is empty if healing was refused."""
 
     def __init__(self, message: str = "", failures: tuple[MeshFailure, ...] = ()) -> None:
         super().__init__(message)

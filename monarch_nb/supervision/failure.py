@@ -1,4 +1,4 @@
-"""MeshFailure: the event that an owner's `__supervise__` is handed."""
+"""MeshFailure: the event passed to an owner's `__supervise__`."""
 
 import time
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class MeshName(str):
     uid: str
 
     def __new__(cls, text: str, uid: str) -> Self:
-        """The name `text` of the mesh `uid`."""
+        """Creates the name `text` of the mesh `uid`."""
         name = super().__new__(cls, text)
         name.uid = uid
         return name
@@ -44,10 +44,10 @@ class MeshName(str):
 
 
 class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
-    """Some ranks of a mesh failed, or, where it is `preempted`, their host is about to be taken away.
+    """Some ranks of a mesh have failed, or, if `preempted`, their host is about to be taken away.
 
-    `crashed_ranks` count row-major in that mesh; `also` names other meshes it hit, and `left` says how many ranks of
-    that mesh have not failed (-1: all but those that this is about).
+    `crashed_ranks` count row-major in that mesh; `also` names other affected meshes, and `left` is the number of its
+    ranks that have not failed (-1: all but the ranks of this event).
     """
 
     mesh_name: str
@@ -63,12 +63,12 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mesh_uid:  # a program compares it with the name of its mesh, which others may be called as well
+        if self.mesh_uid:  # a program compares it with the name of its mesh, which other meshes may share
             msgspec.structs.force_setattr(self, "mesh_name", MeshName(self.mesh_name, self.mesh_uid))
 
     @property
     def mesh(self) -> None:
-        """Always None, as it is upstream: the mesh is named, not handed out."""
+        """Always None, as upstream: the mesh is named, not passed."""
         return
 
     @property
@@ -78,23 +78,23 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def preempted(self) -> bool:
-        """Whether nothing has failed yet, and the host of these ranks is about to be taken away."""
+        """True if no rank has failed yet, but the host of these ranks is about to be taken away."""
         return self.cause.kind == "preemption"
 
     @property
     def seconds_left(self) -> float | None:
-        """From now until that host is taken away; None where nobody knows, and for a failure."""
+        """The seconds until that host is taken away; None if not known, and for a failure."""
         cause = self.cause
         return None if cause.seconds is None else max(0.0, cause.at + cause.seconds - time.time())
 
     @property
     def host(self) -> str:
-        """The host on which it happened, "" if unknown."""
+        """The host of the failure; "" if unknown."""
         return self.cause.host or self.cause.origin.host
 
     @property
     def at(self) -> float:
-        """When, in seconds since the epoch; 0 if unknown."""
+        """The time in seconds since the epoch; 0 if unknown."""
         return self.cause.at or self.cause.origin.at
 
     @property
@@ -104,17 +104,17 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def chain(self) -> tuple[Cause, ...]:
-        """Its causes: the nearest first, what started it all last."""
+        """Its causes: the nearest first, the root cause last."""
         return self.cause.links
 
     @property
     def size(self) -> int:
-        """How many ranks the mesh has."""
+        """The number of ranks of the mesh."""
         return prod(self.extent[1])
 
     @property
     def where(self) -> str:
-        """Which ranks, such as "gpus=0-3"."""
+        """The ranks as text, such as "gpus=0-3"."""
         if not self.places:
             return "all ranks"
         if 1 < len(self.places) == self.size:
@@ -161,7 +161,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         return "; ".join(steps)
 
     def report(self) -> str:
-        """The whole report: mesh, cause, ranks, hosts, last lines of output, and what to do next."""
+        """Returns the whole report: mesh, cause, ranks, hosts, last lines of output, and the next step."""
         state = {"stopped": "stopped", "owner": "failed", "left": "left", "taken": "taken", "shrunk": "shrunk"}.get(
             self.cause.kind
         )
@@ -193,7 +193,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         return "\n".join([*lines, f"  {'next':<9} {self.next_step}"])
 
     def encode(self) -> bytes:
-        """The failure as bytes, for messages between our own processes."""
+        """Returns the failure as bytes, for messages between our own processes."""
         return _encoder.encode(self)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Heals in progress: procs first, then the actor meshes on them, one after the other as they were spawned."""
+"""Heals in progress: procs first, then the actor meshes on them, one by one in the order of their spawns."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -23,7 +23,7 @@ class Intensity:
         self._restarts: dict[str, dict[int, deque[float]]] = {}
 
     def wait(self, mesh_uid: str, rank: int, now: float) -> float | None:
-        """Seconds until the rank may be healed; None means at once."""
+        """Returns the seconds until the rank may be healed; None means at once."""
         times = self._restarts.get(mesh_uid, {}).get(rank)
         recent = [time for time in times or () if time > now - self.window]
         if len(recent) < self.limit:
@@ -31,7 +31,7 @@ class Intensity:
         return recent[-self.limit] + self.window - now if self.limit > 0 else self.window
 
     def count(self, mesh_uid: str, rank: int, now: float) -> None:
-        """A restart of the rank begins."""
+        """Counts a restart of the rank, which begins now."""
         times = self._restarts.setdefault(mesh_uid, {}).setdefault(rank, deque(maxlen=max(self.limit, 1)))
         times.append(now)
 
@@ -55,16 +55,16 @@ class HealRequest(Struct, frozen=True):
 
 
 class Heal(Struct):
-    """The one heal that a proc mesh and the actors on it are in."""
+    """The current heal of a proc mesh and the actors on it."""
 
-    targets: dict[str, dict[int, int]]  # of each mesh, the incarnations that are to come back
+    targets: dict[str, dict[int, int]]  # of each mesh, the incarnations to be started
     stages: deque[str]
     stage: str = ""
     waiting: set[int] = field(default_factory=set)  # ranks of `stage` not yet reported
     requests: list[HealRequest] = field(default_factory=list)
-    queued: list[HealRequest] = field(default_factory=list)  # these need more than this heal brings
+    queued: list[HealRequest] = field(default_factory=list)  # these need more ranks than this heal restores
     failures: list[MeshFailure] = field(default_factory=list)
-    follow: set[int] = field(default_factory=set)  # procs that their owner elsewhere brought back meanwhile
+    follow: set[int] = field(default_factory=set)  # procs that an owner elsewhere has restored meanwhile
 
 
 class Healing:
@@ -79,7 +79,7 @@ class Healing:
         self._heals: dict[str, Heal] = {}
 
     def request(self, request: HealRequest) -> list[Action]:
-        """Begin a heal, or join the one that is under way."""
+        """Begins a heal, or joins the one under way."""
         mesh = self._records.meshes.get(request.mesh_uid)
         if mesh is None or mesh.ended is not None or mesh.owner is None:
             return self._refuse(request, _refusal(mesh, request.mesh_uid))
@@ -107,7 +107,7 @@ class Healing:
         return self._begin(root, needed, [request])
 
     def follow(self, procs: MeshRecord, ranks: Iterable[int]) -> list[Action]:
-        """Procs owned elsewhere were healed there: bring this process's actors on them back too."""
+        """Restores this process's actors on procs that were healed by their owner elsewhere."""
         running = self._heals.get(procs.uid)
         if running is not None:
             running.follow.update(ranks)
@@ -118,7 +118,7 @@ class Healing:
         return self._begin(procs, {uid: lost for uid, lost in needed.items() if lost}, [])
 
     def arrived(self, mesh: MeshRecord, incarnations: Iterable[RankIncarnation]) -> list[Action]:
-        """Incarnations of a mesh are there."""
+        """Notes that incarnations of a mesh have started."""
         if mesh.ended is not None:
             return [StopOwnedMesh(mesh.uid)]  # stopped while they were being started
         heal = self._heals.get(self._root(mesh))
@@ -131,7 +131,7 @@ class Healing:
         return self.settle(mesh)
 
     def lost(self, mesh: MeshRecord, rank: int) -> bool:
-        """A rank fails. Whether it did so while being healed for its owner, whom the result of the heal informs."""
+        """Notes a failed rank. Returns whether it was being healed for its owner, which the heal's result informs."""
         heal = self._heals.get(self._root(mesh))
         if heal is None or heal.targets.get(mesh.uid, {}).pop(rank, None) is None:
             return False
@@ -146,13 +146,13 @@ class Healing:
             heal.failures.append(failure)
 
     def dropped(self, mesh: MeshRecord, ranks: Iterable[int]) -> list[Action]:
-        """Some ranks were stopped and need no healing any more."""
+        """Drops ranks that were stopped and need no healing any more."""
         for rank in ranks:
             self.lost(mesh, rank)
         return self.settle(mesh)
 
     def cancelled(self, mesh: MeshRecord) -> list[Action]:
-        """A whole mesh was stopped."""
+        """Drops a whole mesh that was stopped."""
         root = self._root(mesh)
         heal = self._heals.get(root)
         if heal is None:
@@ -172,7 +172,7 @@ class Healing:
         return [*refused, *self.settle(mesh)]
 
     def settle(self, mesh: MeshRecord) -> list[Action]:
-        """Go on with the heal a mesh is in, if nothing of its stage is awaited any more."""
+        """Continues the heal of a mesh, if no rank of its stage is awaited any more."""
         root = self._root(mesh)
         heal = self._heals.get(root)
         if heal is None or heal.waiting:
@@ -193,7 +193,7 @@ class Healing:
         failures = [failure for failure in heal.failures if self._owner(failure.mesh_uid) in notified]
         actions: list[Action] = [Healed(numbers, back, tuple(failures))] if numbers or back else []
         for failure in heal.failures:
-            if failure not in failures:  # nobody waits for the heal any more: the owner is notified as of any failure
+            if failure not in failures:  # the heal is no longer awaited: the owner is notified as of any failure
                 actions += self._report(failure)
         if heal.follow:
             actions += self.follow(self._records.meshes[root], heal.follow)
@@ -216,7 +216,7 @@ class Healing:
         return self.settle(root)
 
     def _needed(self, mesh: MeshRecord, selection: Selection) -> dict[str, list[int]]:
-        """The ranks that have to come back for these to work: the procs, then the actors on them."""
+        """Returns the ranks that must be restored for these to work: the procs, then the actors on them."""
         procs, *actors = self._records.family(mesh)
         dead = procs.failed(selection if procs is mesh else set(mesh.failed(selection))) if procs.is_procs else []
         needed = {procs.uid: dead}

@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class UndeliverableMessage(msgspec.Struct, frozen=True):
-    """A message that did not arrive, as `_handle_undeliverable_message` gets it."""
+    """A message that did not arrive: the argument of `_handle_undeliverable_message`."""
 
-    source: str  # who sent it
-    destination: str  # address of the process it was for
+    source: str  # its sender
+    destination: str  # address of the receiving process
     mesh: str
     method: str  # "" for a value sent to a port
     reason: str
@@ -26,11 +26,11 @@ class UndeliverableMessage(msgspec.Struct, frozen=True):
         return self.source
 
     def dest(self) -> str:
-        """The destination: a process, and the endpoint there if it was for one."""
+        """The destination: a process, and the endpoint there if any."""
         return f"{self.destination}.{self.method}" if self.method else self.destination
 
     def error_msg(self) -> str:
-        """Why it did not arrive."""
+        """The reason for which it did not arrive."""
         return self.reason
 
 
@@ -44,8 +44,8 @@ def run_hook(
 ) -> None:
     """Has an actor run a hook, and calls `done` with its bool. Thread-safe; does not block.
 
-    All exceptions count, CancelledError and SystemExit too, or nobody would ever be notified: unless the actor ends, of
-    which its owner is notified anyway. An actor that is to end by the time its turn comes runs no such hook.
+    All exceptions count, CancelledError and SystemExit too, so that the failure is always reported: unless the actor
+    ends, of which its owner is notified anyway. An actor that is already ending runs no such hook.
     """
 
     def run() -> object:
@@ -78,5 +78,5 @@ def run_hook(
 
 
 def log_failure(failure: MeshFailure) -> None:
-    """Logs a failure that nobody handles: the default."""
+    """Logs an unhandled failure: the default."""
     logger.error("%s", failure.report())

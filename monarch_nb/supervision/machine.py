@@ -21,11 +21,11 @@ RootPolicy = Literal["notebook", "script"]
 
 
 class SupervisionMachine:
-    """Knows the meshes that this process's actors own or refer to; decides which owner is notified of which failure.
+    """Records the meshes that this process's actors own or refer to; decides which owner is notified of a failure.
 
-    A dead process hits its own rank and every actor on it, but an owner is notified once: in the name of the actor
-    mesh that somebody awaits a call of (`awaited`), else of one with a call that has not been answered (`called`), else
-    of the first actor mesh spawned there, else of the procs.
+    A dead process affects its own rank and every actor on it, but an owner is notified once: for the actor mesh with an
+    awaited call (`awaited`), else for one with an unanswered call (`called`), else for the first actor mesh spawned
+    there, else for the procs.
     """
 
     def __init__(
@@ -41,55 +41,55 @@ class SupervisionMachine:
         self._tree = Tree()
         self.root = root
         self.root_policy: RootPolicy = root_policy
-        self.root_supervises = root_supervises  # the root has a handler of its own, asked before anything is shown
+        self.root_supervises = root_supervises  # the root has its own handler, called before a failure is shown
         self.intensity = Intensity(max_restarts, window)
         self._healing = Healing(self._records, self.intensity, self._report)
         self._ids = count(1)
         self._awaited: dict[int, MeshFailure] = {}
-        self.raised_in_use: set[str] = set()  # procs whose failures are raised where they are used: never fatal here
+        self.raised_in_use: set[str] = set()  # procs whose failures are raised on use: never fatal here
         if root is not None:
             self._tree.join(root, "<root>")
 
-    # Questions, which change nothing
+    # Queries, which change nothing
 
     def status(self, mesh_uid: str) -> Mapping[int, RankStatus]:
-        """The status of each rank of a mesh. Raises KeyError if the mesh is not known here."""
+        """Returns the status of each rank of a mesh. Raises KeyError if the mesh is not known here."""
         return self._records.status(mesh_uid)
 
     def ranks_not_alive(self, mesh_uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
-        """All meshes known here, or one: why each has ended, if so, and its ranks that are not always alive."""
+        """Returns all known meshes, or one, with the cause of each one's end, if any, and its ranks with a record."""
         meshes = self._records.meshes
         chosen = meshes if mesh_uid is None else [mesh_uid] if mesh_uid in meshes else ()
         return [(uid, meshes[uid].ended, dict(meshes[uid].odd)) for uid in chosen]
 
     def owner_name(self, actor: str) -> str:
-        """The name of an owner."""
+        """Returns the name of an owner."""
         record = self._tree.get(actor)
         return record.name if record is not None else actor
 
     def incarnations(self, mesh_uid: str) -> dict[int, int]:
-        """The incarnation of each rank that was ever healed; all others are in their first, 0."""
+        """Returns the incarnation of each rank that was ever healed; all others are in their first, 0."""
         odd = self._records.meshes[mesh_uid].odd
         return {rank: status.incarnation for rank, status in odd.items() if status.incarnation}
 
     def since(self, mesh_uid: str) -> dict[int, int]:
-        """Of each rank that was ever healed after its host was lost, the number of that loss."""
+        """Returns the number of a host's last loss, for each rank that was healed after it."""
         mesh = self._records.meshes[mesh_uid]
         procs = mesh if mesh.on is None else self._records.meshes[mesh.on]
         return {rank: self._records.since(mesh, rank) for rank in {*mesh.since, *procs.since} if rank in mesh}
 
     def sound(self, mesh_uid: str) -> bool:
-        """Whether nothing has ever happened to any rank of a mesh; needs no lock."""
+        """Returns whether a mesh has not ended, and none of its ranks has ever failed or been healed; needs no lock."""
         mesh = self._records.meshes.get(mesh_uid)
         return mesh is None or (mesh.ended is None and not mesh.odd)
 
     def check(self, mesh_uid: str, selection: Selection = None) -> MeshFailure | None:
-        """The failure that a call on these ranks raises; None if all of them work, or the mesh is not known here."""
+        """Returns the failure that a call on these ranks raises; None if all work, or the mesh is not known here."""
         mesh = self._records.meshes.get(mesh_uid)
         return None if mesh is None else self._records.broken(mesh, selection)
 
     def describe(self, mesh_uid: str, ranks: Sequence[int], cause: Cause) -> MeshFailure | None:
-        """An event at ranks of a mesh that failed none of them, as it is shown to users."""
+        """Returns, for display, an event at ranks of a mesh that is no failure of them."""
         mesh = self._records.meshes.get(mesh_uid)
         return None if mesh is None else mesh.failure([rank for rank in ranks if rank in mesh], cause)
 
@@ -102,7 +102,7 @@ class SupervisionMachine:
         self._tree.join(actor, name, mesh_uid, incarnation)
 
     def own(self, owner: str, spec: MeshSpec, incarnations: Mapping[int, int] | None = None) -> list[Action]:
-        """An actor of this process spawned a mesh, or came back to one, some of whose ranks were healed before."""
+        """Registers a mesh that an actor of this process has spawned, or owns again, perhaps with healed ranks."""
         record = self._tree.join(owner)
         mesh = MeshRecord(spec, owner)
         mesh.begin(incarnations or {})
@@ -127,7 +127,7 @@ class SupervisionMachine:
         return actions
 
     def know(self, process: str, spec: MeshSpec, incarnations: Mapping[int, int] | None = None) -> None:
-        """Tracks a mesh that is owned in another `process`, to which this one has a reference; notifies no owner."""
+        """Tracks a mesh that another `process` owns, and to which this one has a reference; notifies no owner."""
         record = self._records.meshes.get(spec.uid)
         if record is None or not (record.owner or record.process):
             mesh = MeshRecord(spec, process=process)
@@ -135,7 +135,7 @@ class SupervisionMachine:
             self._records.add(mesh)
 
     def disown(self, mesh_uid: str) -> list[Action]:
-        """Forget a mesh, and the actor meshes on it, once they are stopped or nobody refers to them."""
+        """Forgets a mesh, and the actor meshes on it, once they are stopped or unreferenced."""
         mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
@@ -153,7 +153,7 @@ class SupervisionMachine:
     def actor_failed(
         self, mesh_uid: str, rank: int, incarnation: int, cause: Cause, awaited: Collection[str] = ()
     ) -> list[Action]:
-        """One actor failed while its process lives. `awaited` are meshes somebody awaits a call of, at that rank."""
+        """Handles a failed actor in a living process. `awaited` are meshes with an awaited call at that rank."""
         mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
@@ -169,7 +169,7 @@ class SupervisionMachine:
         awaited: Collection[str] = (),
         called: Collection[str] = (),
     ) -> list[Action]:
-        """A process of a proc mesh ended, and every actor on it."""
+        """Handles the end of a process of a proc mesh, and of every actor on it."""
         procs = self._records.meshes.get(mesh_uid)
         if procs is None:
             return []
@@ -186,10 +186,10 @@ class SupervisionMachine:
         called: Collection[str] = (),
         loss: int = 0,
     ) -> list[Action]:
-        """Hosts are gone for one cause, with all their processes: one failure of each family of meshes.
+        """Handles hosts lost for one cause, with all their processes, as one failure of each family of meshes.
 
-        `loss` is the number of that loss, later ones have larger numbers: ranks that were healed after it are not
-        meant. 0 means all.
+        `loss` is the number of that loss, and later ones have larger numbers: ranks that were healed after it are
+        excluded. 0 means all.
         """
         actions: list[Action] = []
         self._records.losses.update({host: max(loss, self._records.losses.get(host, 0)) for host in hosts if loss})
@@ -203,8 +203,8 @@ class SupervisionMachine:
     def preemption_announced(self, hosts: Sequence[str], cause: Cause) -> list[Action]:
         """Warns owners with ranks on hosts that are about to be taken away, once for each family of meshes.
 
-        The warning comes to `__supervise__` in its turn, behind earlier failures; its result changes nothing. The root
-        is warned otherwise.
+        The warning is passed to `__supervise__` after earlier failures; its result changes nothing. The root is warned
+        otherwise.
         """
         actions: list[Action] = []
         for procs in [mesh for mesh in self._records.meshes.values() if mesh.is_procs]:
@@ -227,7 +227,7 @@ class SupervisionMachine:
         return actions
 
     def found(self, mesh_uid: str, rank: int, incarnation: int) -> list[Action]:
-        """A rank of an attached mesh is alive, perhaps in a later incarnation than recorded."""
+        """Notes that a rank of an attached mesh is alive, perhaps in a later incarnation than recorded."""
         mesh = self._records.meshes.get(mesh_uid)
         if mesh is not None and mesh.ended is None and rank in mesh:
             status = mesh.at(rank)
@@ -236,7 +236,7 @@ class SupervisionMachine:
         return []
 
     def owner_gone(self, process: str, reason: str = "") -> list[Action]:
-        """A process that owns meshes known here ended: these have no owner any more."""
+        """Handles the end of a process that owns meshes known here, which then have no owner."""
         suffix = f": {reason}" if reason else ""
         text = f"timed out reaching controller {process}, which owned it and is gone{suffix}"
         actions: list[Action] = []
@@ -247,7 +247,7 @@ class SupervisionMachine:
         return actions
 
     def handed_over(self, meshes: Collection[str], process: str) -> list[Action]:
-        """Meshes of another process are owned by this one from now on."""
+        """Notes that meshes of another process are owned by this one from now on."""
         for mesh in [mesh for uid in meshes if (mesh := self._records.meshes.get(uid)) is not None and mesh.process]:
             mesh.process = process
             mesh.ended = None if mesh.ended is not None and mesh.ended.kind == "owner" else mesh.ended
@@ -256,9 +256,9 @@ class SupervisionMachine:
     # Changes of extent and of hosts
 
     def grow(self, spec: MeshSpec, fresh: Collection[int]) -> list[Action]:
-        """Gives a mesh owned here more ranks, which count as failed until a heal of them has brought them.
+        """Gives a mesh owned here more ranks, which count as failed until a heal has started them.
 
-        No owner is notified of them, and no call goes there before they are part of the mesh.
+        No owner is notified of them, and no calls are sent there before they are part of the mesh.
         """
         mesh = self._records.meshes[spec.uid]
         mesh.reshape(spec)
@@ -269,7 +269,7 @@ class SupervisionMachine:
         return []
 
     def grown(self, uid: str, fresh: Collection[int]) -> list[Action]:
-        """Ends a growth: the ranks that live and to which nothing has happened take no room, and were not healed."""
+        """Ends a growth: new ranks alive in their first incarnation lose their records and count as never healed."""
         mesh = self._records.meshes.get(uid)
         if mesh is None:
             return []
@@ -281,7 +281,7 @@ class SupervisionMachine:
         return []
 
     def reshape(self, spec: MeshSpec, reason: str) -> list[Action]:
-        """Gives a mesh other ranks, or other hosts. Slices with removed ranks raise with `reason`."""
+        """Gives a mesh other ranks, or other hosts. Calls on slices with removed ranks raise with `reason`."""
         mesh = self._records.meshes.get(spec.uid)
         if mesh is None:
             return []
@@ -295,7 +295,7 @@ class SupervisionMachine:
         return actions
 
     def move(self, spec: MeshSpec) -> list[Action]:
-        """Replaces the hosts of a mesh: what is healed comes to the new ones."""
+        """Replaces the hosts of a mesh: healed ranks start on the new ones."""
         mesh = self._records.meshes.get(spec.uid)
         if mesh is not None:
             mesh.spec = msgspec.structs.replace(mesh.spec, layout=spec.layout)
@@ -304,7 +304,7 @@ class SupervisionMachine:
     # Owners
 
     def owner_result(self, failure_id: int, handled: bool, raised: Cause | None = None) -> list[Action]:
-        """`__supervise__` is done: it handled the failure, or it did not, or it raised."""
+        """Handles the result of `__supervise__`: whether it has handled the failure, or has raised."""
         done = self._tree.finish(failure_id)
         if done is None:
             return []
@@ -325,29 +325,29 @@ class SupervisionMachine:
         return actions
 
     def owner_stopped(self, actor: str) -> list[Action]:
-        """An actor of this process ends, however: its meshes stop first, and it gets no notification any more."""
+        """Handles any end of an actor of this process: its meshes stop first, and it gets no more notifications."""
         owned = [self._records.meshes[uid] for uid in self._tree.end(actor)]
         actions: list[Action] = []
         for mesh in owned:
-            if mesh.is_procs:  # so that no heal goes on with what is about to stop
+            if mesh.is_procs:  # so that no heal continues with meshes that are about to stop
                 actions += self._healing.cancelled(mesh)
         for mesh in owned:
             actions += self._stop(mesh, "its owner ended", ask=True)
         return actions
 
     def mark_reported(self, failure_id: int) -> None:
-        """Notes that a call has raised this failure of the root's."""
+        """Notes that a call has raised this failure of the root."""
         self._awaited.pop(failure_id, None)
 
     def report_unclaimed(self, failure_id: int) -> list[Action]:
-        """Shows a failure that no call will raise, since nobody waits for the call any more; once."""
+        """Shows, once, a failure that no call will raise, since the call is no longer awaited."""
         failure = self._awaited.pop(failure_id, None)
         return [] if failure is None else [ShowFailure(failure)]
 
     # Stops
 
     def stopping(self, mesh_uid: str, ranks: Collection[int] | None = None, reason: str = "") -> list[Action]:
-        """A mesh, or some of its ranks, begin to stop: from now on nothing that happens to them is a failure."""
+        """Notes that a mesh, or some of its ranks, begin to stop: later events there are no failures."""
         mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
@@ -364,7 +364,7 @@ class SupervisionMachine:
         return actions
 
     def stopped(self, mesh_uid: str, ranks: Collection[int] | None = None, reason: str = "") -> list[Action]:
-        """A mesh, or some of its ranks, have stopped: calls still waiting for them will not be answered."""
+        """Notes that a mesh, or some of its ranks, have stopped: calls that still await them will not be answered."""
         mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
@@ -384,15 +384,15 @@ class SupervisionMachine:
     # Heals
 
     def detached(self, mesh_uid: str, cause: Cause) -> list[Action]:
-        """Procs and all on them belong to another process, or to none, from now on."""
+        """Notes that procs and all actors on them belong to another process, or to none, from now on."""
         return [FailCalls(mesh.uid, None, mesh.failure((), cause)) for mesh in self._records.leave(mesh_uid, cause)]
 
     def heal_requested(self, mesh_uid: str, now: float, request: int, selection: Selection = None) -> list[Action]:
-        """Bring the failed ranks of a mesh back. Each request is answered once, by Healed or HealRefused."""
+        """Begins to restore the failed ranks of a mesh. Each request is answered once, by Healed or HealRefused."""
         return self._healing.request(HealRequest(request, mesh_uid, selection, now))
 
     def respawned(self, mesh_uid: str, incarnations: Sequence[RankIncarnation]) -> list[Action]:
-        """Processes are back: those this process asked for, or those of another owner, whose actors here follow."""
+        """Notes restarted processes, requested here or by another owner; in the latter case actors here follow."""
         procs = self._records.meshes.get(mesh_uid)
         if procs is None:
             return []
@@ -404,14 +404,14 @@ class SupervisionMachine:
         return [*actions, *self._healing.follow(procs, [rank for rank, _ in incarnations])]
 
     def came_after(self, mesh_uid: str, losses: Mapping[int, int]) -> None:
-        """Ranks of another owner's mesh are healed: the losses of their hosts after which they came."""
+        """Notes the losses of hosts after which ranks of another owner's mesh were healed."""
         mesh = self._records.meshes.get(mesh_uid)
         if mesh is not None and mesh.owner is None:
             for rank, loss in losses.items():
                 mesh.since[rank] = max(loss, mesh.since.get(rank, 0))
 
     def recreated(self, mesh_uid: str, incarnations: Iterable[RankIncarnation]) -> list[Action]:
-        """Actors are back."""
+        """Notes re-created actors."""
         mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
@@ -422,7 +422,7 @@ class SupervisionMachine:
         return []
 
     def heal_failed(self, mesh_uid: str, incarnations: Iterable[RankIncarnation], cause: Cause) -> list[Action]:
-        """Some incarnations could not be started: the heal says so when it ends."""
+        """Notes incarnations that could not be started, which the heal reports at its end."""
         mesh = self._records.meshes.get(mesh_uid)
         if mesh is None:
             return []
@@ -446,7 +446,7 @@ class SupervisionMachine:
         awaited: Collection[str] = (),
         called: Collection[str] = (),
     ) -> list[Action]:
-        """Ranks of one family of meshes fail, all for one reason."""
+        """Fails ranks of one family of meshes, all for one reason."""
         if not hit:
             return []
         ends: list[Action] = []
@@ -503,7 +503,7 @@ class SupervisionMachine:
         return RootFault(failure, "call")
 
     def _stop(self, mesh: MeshRecord, text: str, *, ask: bool = False) -> list[Action]:
-        """Marks a mesh and what lives in it as stopped; with `ask`, have the driver stop it, after what it owns."""
+        """Marks a mesh and its actors as stopped; with `ask`, has the driver stop it, after the meshes that it owns."""
         if mesh.ended is not None:
             return []
         mesh.ended = stop_cause(text)

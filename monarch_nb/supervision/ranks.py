@@ -9,14 +9,14 @@ Extent = tuple[tuple[str, ...], tuple[int, ...]]
 """Labels and sizes of a mesh."""
 
 RankIncarnation = tuple[int, int]
-"""A rank and which of its incarnations."""
+"""A rank and the number of its incarnation."""
 
 Selection = Container[int] | Sequence[Run] | None
 """Some ranks: a container of them, runs as in a message, or None for all."""
 
 
 def selects(selection: Selection, rank: int) -> bool:
-    """Whether `rank` is among the selected ones."""
+    """Returns whether `rank` is selected."""
     if selection is None:
         return True
     if isinstance(selection, (list, tuple)) and selection and isinstance(selection[0], Run):
@@ -25,13 +25,13 @@ def selects(selection: Selection, rank: int) -> bool:
 
 
 def in_run(run: Run, rank: int) -> bool:
-    """Whether a run goes through `rank`."""
+    """Returns whether a run contains `rank`."""
     steps, rest = divmod(rank - run.rank, run.stride or 1)
     return rest == 0 and 0 <= steps < run.count
 
 
 def coordinates(extent: Extent, index: int) -> dict[str, int]:
-    """The point with row-major index `place`."""
+    """Returns the point with this row-major index."""
     labels, sizes = extent
     point: dict[str, int] = {}
     for label, size in zip(reversed(labels), reversed(sizes), strict=True):
@@ -40,13 +40,13 @@ def coordinates(extent: Extent, index: int) -> dict[str, int]:
 
 
 def label(extent: Extent, index: int) -> str:
-    """The suffix of a member's name, such as "{'gpus': 2/4}"."""
+    """Returns the suffix of a member's name, such as "{'gpus': 2/4}"."""
     sizes = dict(zip(*extent, strict=True))
     parts = (f"'{name}': {coordinate}/{sizes[name]}" for name, coordinate in coordinates(extent, index).items())
     return "{" + ", ".join(parts) + "}" if sizes else ""
 
 
 def points_text(extent: Extent, indices: Iterable[int]) -> str:
-    """Points as text, such as "hosts=0 gpus=2"; "" in a mesh without dimensions."""
+    """Returns points as text, such as "hosts=0 gpus=2"; "" in a mesh without dimensions."""
     labels, sizes = extent
     return places(labels, (tuple(coordinates(extent, index).values()) for index in indices), sizes)

@@ -1,4 +1,4 @@
-"""The meshes a process knows, and the status of their ranks. Ranks that never failed take no space."""
+"""The meshes that a process knows, and the status of their ranks. Ranks that never failed take no space."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
@@ -44,16 +44,16 @@ class MeshRecord(Struct, eq=False):
     """One mesh, and the status of its ranks."""
 
     spec: MeshSpec
-    owner: str | None = None  # an actor of this process; None: somebody elsewhere, we only hold a reference
-    process: str = ""  # where the owner lives, if elsewhere
+    owner: str | None = None  # an actor of this process; None: an owner elsewhere, whose mesh is only referred to
+    process: str = ""  # that of the owner, if elsewhere
     ended: Cause | None = None
     odd: dict[int, RankStatus] = field(default_factory=dict)
-    down: int = 0  # how many of these are not alive
-    since: dict[int, int] = field(default_factory=dict)  # of healed ranks, after which loss of their host they came
+    down: int = 0  # the number of these that are not alive
+    since: dict[int, int] = field(default_factory=dict)  # of healed ranks, the last loss of their host before
     uid: str = ""
     name: str = ""
     on: str | None = None
-    former: dict[int, str] = field(default_factory=dict)  # ranks it had before it shrank, and what they were called
+    former: dict[int, str] = field(default_factory=dict)  # ranks that it had before it shrank, with their names
     _indices: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,12 +61,12 @@ class MeshRecord(Struct, eq=False):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Its proc ranks."""
+        """The ranks of its procs."""
         return self.spec.ranks
 
     @property
     def is_procs(self) -> bool:
-        """Whether it is a proc mesh."""
+        """True for a proc mesh."""
         return self.spec.kind == "procs"
 
     def __contains__(self, rank: int) -> bool:
@@ -81,11 +81,11 @@ class MeshRecord(Struct, eq=False):
         return self._indices
 
     def index_of(self, rank: int) -> int:
-        """The row-major index of `rank` in this mesh."""
+        """Returns the row-major index of `rank` in this mesh."""
         return self.ranks.index(rank) if isinstance(self.ranks, range) else self._index_by_rank()[rank]
 
     def at(self, rank: int) -> RankStatus:
-        """The status of a rank."""
+        """Returns the status of a rank."""
         status = self.odd.get(rank, ALIVE)
         if self.ended is None:
             return status
@@ -93,18 +93,18 @@ class MeshRecord(Struct, eq=False):
         return RankStatus(state, status.incarnation, self.ended)
 
     def is_current(self, rank: int, incarnation: int) -> bool:
-        """Whether an event of this incarnation of a rank still matters."""
+        """Returns whether an event of this incarnation of a rank still matters."""
         status = self.at(rank)
         return rank in self and status.state in ("alive", "healing") and status.incarnation == incarnation
 
     def begin(self, incarnations: Mapping[int, int]) -> None:
-        """Ranks that were healed before this process knew of the mesh."""
+        """Notes ranks that were healed before this process knew of the mesh."""
         for rank, incarnation in incarnations.items():
             if incarnation and rank in self:
                 self.put(rank, "alive", incarnation)
 
     def learn(self, rank: int, incarnation: int, *, back: bool = False) -> bool:
-        """Take note that another owner healed a rank of a mesh that is only referred to here.
+        """Notes that another owner has healed a rank of a mesh that is only referred to here.
 
         With `back` its owner reports this incarnation as present, which overrides an earlier conclusion that it was
         never started.
@@ -123,7 +123,7 @@ class MeshRecord(Struct, eq=False):
         self.odd[rank] = RankStatus(state, incarnation, cause, failure_id)
 
     def failed(self, selection: Selection = None) -> list[int]:
-        """Selected ranks that have failed or are being healed, in rank order."""
+        """Returns selected ranks that have failed or are being healed, in rank order."""
         return sorted(
             rank
             for rank, status in self.odd.items()
@@ -131,20 +131,20 @@ class MeshRecord(Struct, eq=False):
         )
 
     def incarnations(self, ranks: Iterable[int]) -> tuple[RankIncarnation, ...]:
-        """Ranks with the incarnation each is in."""
+        """Returns ranks with their incarnations."""
         return tuple((rank, self.odd.get(rank, ALIVE).incarnation) for rank in ranks)
 
     def ranks_on(self, host: str) -> Iterator[int]:
-        """The ranks whose procs are on a host."""
+        """Yields the ranks whose procs are on a host."""
         layout = self.spec.layout
         return iter(()) if layout is None else (rank for rank in layout.ranks_on(host) if rank in self)
 
     def label(self, rank: int) -> str:
-        """The label of a rank."""
+        """Returns the label of a rank."""
         return self.former.get(rank) or self.name + label(self.spec.extent, self.index_of(rank))
 
     def reshape(self, spec: MeshSpec) -> list[int]:
-        """Replaces its ranks, or hosts; returns the ranks that are no part of it any more."""
+        """Replaces its ranks, or hosts; returns the ranks that are no longer part of it."""
         before, self._indices = {rank: self.label(rank) for rank in self.ranks}, {}
         self.spec = spec
         self.former = {rank: name for rank, name in {**self.former, **before}.items() if not self._has(rank)}
@@ -154,7 +154,7 @@ class MeshRecord(Struct, eq=False):
     def failure(
         self, ranks: Sequence[int], cause: Cause, failure_id: int = 0, also: tuple[str, ...] = (), healing: bool = False
     ) -> MeshFailure:
-        """The failure of some ranks, as it is shown to users."""
+        """Returns the failure of some ranks, for display."""
         if not cause.actor:
             name = self.label(ranks[0]) if len(ranks) == 1 else self.name
             cause = msgspec.structs.replace(cause, actor=name)
@@ -186,10 +186,10 @@ class MeshRecords:
     def __init__(self) -> None:
         self.meshes: dict[str, MeshRecord] = {}
         self._on: dict[str, list[str]] = {}
-        self.losses: dict[str, int] = {}  # the last one of each host that was ever lost
+        self.losses: dict[str, int] = {}  # the number of the last loss of each host, if any
 
     def add(self, mesh: MeshRecord) -> None:
-        """Adds a mesh, and its procs if those belong to another owner."""
+        """Adds a mesh, and its procs if they belong to another owner."""
         earlier = self.meshes.get(mesh.uid)
         if earlier is not None:  # procs that were first seen through actors on them
             incarnations = mesh.incarnations(mesh.odd)
@@ -215,12 +215,12 @@ class MeshRecords:
             self.meshes[mesh.on] = MeshRecord(spec)
 
     def procs_of(self, uid: str) -> str:
-        """The uid of the procs that a mesh is on, or is."""
+        """Returns the uid of a mesh's procs, or its own if it is a proc mesh."""
         mesh = self.meshes.get(uid)
         return uid if mesh is None or mesh.on is None else mesh.on
 
     def remove(self, uid: str) -> None:
-        """Removes a mesh, and procs of another owner that were known only for it."""
+        """Removes a mesh, and procs of another owner that were known only through it."""
         mesh = self.meshes.pop(uid, None)
         if mesh is None or mesh.on is None:
             return
@@ -233,24 +233,24 @@ class MeshRecords:
                 del self.meshes[mesh.on]
 
     def lost_with(self, procs: MeshRecord, host: str, loss: int) -> list[tuple[MeshRecord, int]]:
-        """The ranks lost with a host, without those that came after that loss, however late its report is."""
+        """Returns the ranks lost with a host, without those healed after that loss, however late its report is."""
         lost = self.hit_with(procs, procs.ranks_on(host))
         return [(mesh, rank) for mesh, rank in lost if not 0 < loss <= self.since(mesh, rank)]
 
     def since(self, mesh: MeshRecord, rank: int) -> int:
-        """After which loss of its host a healed rank came; 0 if after none."""
+        """Returns the number of the host's last loss before a rank was healed; 0 if there was none."""
         procs = None if mesh.on is None else self.meshes.get(mesh.on)
         return max(mesh.since.get(rank, 0), 0 if procs is None else procs.since.get(rank, 0))
 
     def comes(self, procs: MeshRecord, rank: int) -> None:
-        """Notes that a rank is being healed: losses of its host known by now do not concern it."""
+        """Notes that a rank is being healed: losses of its host known by now do not affect it."""
         layout = procs.spec.layout
         loss = 0 if layout is None or not self.losses else self.losses.get(layout.host_of(rank), 0)
         if loss:
             procs.since[rank] = loss
 
     def leave(self, uid: str, cause: Cause) -> list[MeshRecord]:
-        """Gives up the ownership of procs and all on them; returns those that had not ended before."""
+        """Gives up the ownership of procs and all actors on them; returns the meshes that had not ended before."""
         mesh = self.meshes.get(uid)
         members = [member for member in (self.family(mesh) if mesh is not None else ()) if member.ended is None]
         for member in members:
@@ -258,16 +258,16 @@ class MeshRecords:
         return members
 
     def on(self, proc_mesh_uid: str) -> list[MeshRecord]:
-        """The actor meshes on some procs, in the order they were spawned."""
+        """Returns the actor meshes on some procs, in the order of their spawns."""
         return [self.meshes[uid] for uid in self._on.get(proc_mesh_uid, ())]
 
     def family(self, mesh: MeshRecord) -> list[MeshRecord]:
-        """The procs and all actor meshes on them, in the order they were spawned."""
+        """Returns the procs and all actor meshes on them, in the order of their spawns."""
         root = mesh if mesh.on is None else self.meshes[mesh.on]
         return [root, *self.on(root.uid)]
 
     def hit_with(self, mesh: MeshRecord, ranks: Iterable[int]) -> list[tuple[MeshRecord, int]]:
-        """The ranks that are lost with some of a mesh: those that still lived, and for procs the actors on them."""
+        """Returns the ranks that are lost with some of a mesh: living ones, and for procs the actors on them."""
         hits: list[tuple[MeshRecord, int]] = []
         for rank in ranks:
             for member in (mesh, *self.on(mesh.uid)):
@@ -276,7 +276,7 @@ class MeshRecords:
         return hits
 
     def broken(self, mesh: MeshRecord, selection: Selection) -> MeshFailure | None:
-        """The failure with which calls on these ranks are answered; None if all of them take calls."""
+        """Returns the failure with which calls on these ranks are answered; None if all of them take calls."""
         if mesh.ended is not None:
             return mesh.failure((), mesh.ended)
         bad = [rank for rank, status in mesh.odd.items() if status.state != "alive" and selects(selection, rank)]
@@ -288,6 +288,6 @@ class MeshRecords:
         return mesh.failure(sorted(ranks), cause, first.failure_id, healing=first.state == "healing")
 
     def status(self, uid: str) -> Mapping[int, RankStatus]:
-        """The status of each rank, in the mesh's order. Raises KeyError for an unknown mesh."""
+        """Returns the status of each rank, in the mesh's order. Raises KeyError for an unknown mesh."""
         mesh = self.meshes[uid]
         return {rank: mesh.at(rank) for rank in mesh.ranks}

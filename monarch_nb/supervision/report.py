@@ -18,7 +18,7 @@ _NAMED = 4  # hosts
 
 
 def ending(cause: Cause) -> str:
-    """How a process ended, such as "Killed(sig=9)"."""
+    """Describes the end of a process, such as "Killed(sig=9)"."""
     if cause.signal is not None:
         return f"Killed(sig={cause.signal})" + (", out of memory" if cause.oom else "")
     if cause.exitcode is not None:
@@ -27,13 +27,13 @@ def ending(cause: Cause) -> str:
 
 
 def notice_text(hosts: Sequence[str], by: str, seconds: float | None) -> str:
-    """The text of a preemption notice: its hosts, its source, and the remaining time."""
+    """Returns the text of a preemption notice: its hosts, its source, and the remaining time."""
     when = "soon; nobody knows when" if seconds is None else f"in {seconds:.0f} s"
     return f"{hosts_text(hosts)} {'is' if len(hosts) == 1 else 'are'} about to be taken away ({by}), {when}"
 
 
 def hosts_text(hosts: Sequence[str]) -> str:
-    """Hosts by their names, the first few of many."""
+    """Returns hosts by their names, the first few of many."""
     if len(hosts) == 1:
         return f"Host {host_name(hosts[0])}"
     more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
@@ -41,7 +41,7 @@ def hosts_text(hosts: Sequence[str]) -> str:
 
 
 def error_text(cause: Cause) -> str:
-    """Text of a cause without the name of the actor; the cause behind it follows, indented."""
+    """Returns the text of a cause without the name of the actor; the cause behind it follows, indented."""
     text = cause.traceback.rstrip() or cause.text or NO_REASON
     match cause.kind:
         case "exit" | "signal":
@@ -69,14 +69,14 @@ def error_text(cause: Cause) -> str:
 
 
 def event_text(cause: Cause) -> str:
-    """The whole event: who failed, and of what."""
+    """Returns the text of the whole event: the failed actor or process, and the cause."""
     if cause.kind == "unhandled":
         return f"Supervision event: {error_text(cause)}"
     return f"Supervision event: actor {cause.actor} failed:\n{indent(error_text(cause), '  ')}"
 
 
 def unhandled(cause: Cause) -> tuple[Cause, list[str]]:
-    """The first cause, and a line for each owner that has failed since it did not handle it, the nearest first."""
+    """Returns the first cause, and a line for each owner that failed because it did not handle it, nearest first."""
     lines: list[str] = []
     while cause.kind == "unhandled" and cause.chain is not None:
         lines.insert(0, f"actor {cause.actor} {UNHANDLED}.")
@@ -89,7 +89,7 @@ def _chain_text(cause: Cause) -> str:
 
 
 def facts(cause: Cause) -> list[tuple[str, str]]:
-    """Where and how it ended, one (label, value) a line; only what is known."""
+    """Returns host, process and kind of the end as (label, value) pairs; only known facts."""
     lines: list[tuple[str, str]] = []
     if cause.host or cause.pid:
         several = ", " in cause.host
@@ -108,13 +108,13 @@ def facts(cause: Cause) -> list[tuple[str, str]]:
 
 
 def last_lines_text(lines: tuple[str, ...]) -> str:
-    """The end of its output, or "" if it wrote none."""
+    """Returns the text of its last lines of output; "" without any."""
     shown = [f"    | {line.rstrip()}" for line in lines[-_SHOWN_LINES:]]
     return "\n".join(["  its last lines:", *shown]) if shown else ""
 
 
 def dump_text(lines: tuple[str, ...]) -> str:
-    """Returns where the process was when it crashed, "" if that is not known."""
+    """Returns the stacks of the process at its crash; "" if not known."""
     return "\n".join(["  it crashed here:", *(f"    | {line.rstrip()}" for line in lines)]) if lines else ""
 
 

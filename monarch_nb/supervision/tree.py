@@ -1,4 +1,4 @@
-"""Owners, their meshes, and the failures that each is handed one at a time."""
+"""Owners, their meshes, and the failures that each owner handles one at a time."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ class RoutedFailure(Struct, frozen=True):
     """A failure on its way to an owner."""
 
     failure: MeshFailure
-    awaited: bool  # somebody waits for a call that depends on what failed
+    awaited: bool  # a call that depends on the failed ranks is awaited
 
 
 class Owner(Struct):
@@ -21,9 +21,9 @@ class Owner(Struct):
 
     actor: str
     name: str
-    mesh_uid: str | None = None  # the mesh it is a member of itself, if that is known here
+    mesh_uid: str | None = None  # the mesh of which it is a member, if known here
     incarnation: RankIncarnation | None = None
-    owned: dict[str, None] = field(default_factory=dict)  # in the order they were spawned
+    owned: dict[str, None] = field(default_factory=dict)  # in the order of their spawns
     queue: deque[RoutedFailure] = field(default_factory=deque)
     current: RoutedFailure | None = None
 
@@ -38,7 +38,7 @@ class Tree:
     def join(
         self, actor: str, name: str = "", mesh_uid: str | None = None, incarnation: RankIncarnation | None = None
     ) -> Owner | None:
-        """The record of an owner, made at first use; None if the owner is gone already."""
+        """Returns the record of an owner, created at first use; None if the owner has ended."""
         if actor in self._ended:
             return None
         owner = self._owners.setdefault(actor, Owner(actor, name or actor))
@@ -49,11 +49,11 @@ class Tree:
         return owner
 
     def get(self, actor: str) -> Owner | None:
-        """The record of an owner, if it has one."""
+        """Returns the record of an owner, if it has one."""
         return self._owners.get(actor)
 
     def members(self, mesh_uid: str, incarnation: RankIncarnation | None = None) -> Iterator[str]:
-        """Owners that are members of a mesh, or the one with this incarnation in it."""
+        """Yields owners that are members of a mesh, or the one with this incarnation in it."""
         owners = [o for o in self._owners.values() if o.mesh_uid == mesh_uid and incarnation in (None, o.incarnation)]
         yield from (owner.actor for owner in owners)
 
@@ -64,7 +64,7 @@ class Tree:
         return list(reversed(owner.owned)) if owner else []
 
     def push(self, actor: str, entry: RoutedFailure) -> RoutedFailure | None:
-        """Queue a failure for an owner; the entry comes back if it is to be handed over now."""
+        """Queues a failure for an owner; returns the entry if it is to be handled now."""
         owner = self._owners.get(actor)
         if owner is None:
             return None
@@ -72,14 +72,14 @@ class Tree:
         return self.advance(owner)
 
     def advance(self, owner: Owner) -> RoutedFailure | None:
-        """The next failure to hand over, unless one is being handled or none waits."""
+        """Returns the owner's next failure, unless one is being handled or none waits."""
         if owner.current is not None or not owner.queue:
             return None
         owner.current = owner.queue.popleft()
         return owner.current
 
     def finish(self, failure_id: int) -> tuple[Owner, RoutedFailure] | None:
-        """The owner that was handling a failure, which it is done with; None if that is no longer of interest."""
+        """Ends an owner's handling of a failure; returns both, None if the failure is no longer of interest."""
         for owner in self._owners.values():
             entry = owner.current
             if entry is not None and entry.failure.failure_id == failure_id:
