@@ -1,4 +1,4 @@
-"""Activity of a process while somebody watches: what its actors do, and the resources it uses."""
+"""Activity of a process while it is watched: the running calls of its actors, and the resources that it uses."""
 
 import linecache
 import logging
@@ -30,12 +30,12 @@ from monarch_nb.wire import Asker
 
 SAMPLE_S = 0.1
 USAGE_S = 2.0
-LIGHT_S = 5.0  # where nobody watches, and the resources used are kept
-FIRST_USAGE_S = 0.5  # the first reading comes sooner: somebody has just begun to look
+LIGHT_S = 5.0  # without watchers, while the history of resources is kept
+FIRST_USAGE_S = 0.5  # for the first reading, as a watcher has just begun
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _FEW_PAGES = (1 << 20) // _PAGE
 _MEMORY_OLD_S = 60.0
-COUNTS_S = 1.0  # how often counts alone are worth a message
+COUNTS_S = 1.0  # between messages with counts alone
 
 logger = logging.getLogger(__name__)
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -53,7 +53,7 @@ class ActorSample:
         self.endpoint = ""
         self.since = 0.0
         self.calls = calls  # at the last sample
-        self.counts = calls  # when the rate was last worked out
+        self.counts = calls  # at the last computation of the rate
         self.counted = now
         self.rate = 0.0
 
@@ -81,7 +81,7 @@ class ActorSample:
         """True while the actor is busy; records the endpoint and the start time."""
         running = cell.running
         new_calls, self.calls = cell.calls - self.calls, cell.calls
-        # Short calls between two samples do not count as idle time: an actor that answers all the time is busy.
+        # Short calls between two samples do not count as idle time: an actor that answers continuously is busy.
         busy = running is not None or (new_calls > 0 and self.busy)
         endpoint = self.endpoint
         if running is not None:
@@ -97,20 +97,20 @@ class ActorSample:
 class UsageMeter:
     """Measures resource use: processor share since the last reading, memory and GPU memory in bytes.
 
-    Reading memory takes milliseconds in each of hundreds of processes. A new reading is taken only after pages came or
-    went, for at most a thousandth of the processor's time, or after a minute, since processes that share pages end too.
+    Reading memory takes milliseconds in each of hundreds of processes. A new reading is taken only after pages were
+    added or freed, for at most a thousandth of the processor's time, or after a minute, as sharing processes may end.
     """
 
     def __init__(self, traffic: ByteCounts) -> None:
         self._traffic = traffic
         self._counted = traffic.received, traffic.sent
-        self._last = time.monotonic(), time.process_time()  # when, and the processor time spent until then
+        self._last = time.monotonic(), time.process_time()  # time of the last reading, and processor time until then
         self._memory = (0, "")
         self._memory_due = self._memory_old = 0.0
-        self._pages = (0, 0)  # when it was read: those resident, and faults so far
+        self._pages = (0, 0)  # at that reading: resident pages, and faults so far
 
     def read(self) -> ResourcesUsed:
-        """Current resource use."""
+        """Returns the current resource use."""
         now, spent = time.monotonic(), time.process_time()
         (last, last_spent), self._last = self._last, (now, spent)
         seconds = max(now - last, 1e-3)
@@ -119,7 +119,7 @@ class UsageMeter:
         before_in, before_out = self._counted
         self._counted = received, sent = self._traffic.received, self._traffic.sent
         rates = round((received - before_in) / seconds), round((sent - before_out) / seconds)
-        # Less than a megabyte is of no interest.
+        # Less than a megabyte does not matter.
         return ResourcesUsed(round(cpu, 2), memory >> 20 << 20, *_gpu(), kind, *rates)
 
     def _memory_used(self, now: float) -> tuple[int, str]:
@@ -136,9 +136,9 @@ class UsageMeter:
 
 
 def _gpu() -> tuple[float, int, int]:
-    """Share in use of the GPU this process computes on, bytes of this process there, and all bytes; -1 and 0 without.
+    """Returns the share in use of this process's GPU, its bytes there, and all bytes; -1 and 0 without a GPU.
 
-    Where only the bytes of all processes are known, these are given.
+    If only the bytes of all processes are known, these are returned.
     """
     usage = load()
     if usage is None:
@@ -147,12 +147,12 @@ def _gpu() -> tuple[float, int, int]:
 
 
 class Reporter:
-    """Samples the actors of this process ten times a second while somebody watches; calls are not slowed down."""
+    """Samples the actors of this process ten times a second while it is watched; calls are not slowed down."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = threading.Lock()
-        self._watchers: dict[str, bool] = {}  # and whether they want no more than the resources used
+        self._watchers: dict[str, bool] = {}  # with True for those that want the resources alone
         self._wake = threading.Event()
         self._pace = self._used_pace = 1.0
         self._samples: dict[tuple[str, int], ActorSample] = {}
@@ -234,7 +234,7 @@ def attach(runtime: Runtime) -> Reporter:
 
 
 def _stack_text(cell: ActorCell) -> str:
-    """The frames of an actor, outermost first, without the library's own."""
+    """Returns the frames of an actor, outermost first, without the library's own."""
     running = cell.running
     name = f"{cell.spec.name} ({cell.spec.class_name.rpartition('.')[2]})"
     if running is None:
@@ -259,5 +259,5 @@ def _stack_text(cell: ActorCell) -> str:
 
 
 def _endpoint_name(endpoint: str) -> str:
-    """Display name of an endpoint: cells, hooks and reloads have names of their own."""
+    """Returns the display name of an endpoint: cells, hooks and reloads have their own names."""
     return _NAMES.get(endpoint, endpoint)

@@ -9,7 +9,7 @@ Patch = dict[str, Any]
 
 
 def apply(state: dict[str, Any], patch: Patch) -> dict[str, Any]:
-    """Changes `state` by a patch, in place; gives it back."""
+    """Changes `state` by a patch, in place, and returns it."""
     for key, value in patch.items():
         if value is None:
             state.pop(key, None)
@@ -29,12 +29,12 @@ class Board:
 
     def __init__(self) -> None:
         self._sections: dict[str, dict[str, dict[str, Any]]] = {section: {} for section in SECTIONS}
-        self.document = cast(Document, self._sections)  # writers name a section at run time
+        self.document = cast(Document, self._sections)  # sections are named at run time
         self._pending: Patch = {}
         self._removed: dict[tuple[str, str], dict[str, set[str]]] = {}  # fields of objects removed since the last patch
 
     def take(self) -> Patch:
-        """The patch since the last call; {} if nothing has changed."""
+        """Returns the patch since the last call; {} if nothing has changed."""
         patch, self._pending = self._pending, {}
         self._removed.clear()
         return patch
@@ -109,5 +109,5 @@ class Board:
 
 
 def _copy(value: dict[str, object]) -> dict[str, object]:
-    """A copy for the patch, which must not change with the document."""
+    """Returns a copy for the patch, which must not change with the document."""
     return {key: _copy(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}

@@ -84,7 +84,7 @@ class Ranks:
             "failure": failure or None,
         }
         if event.condition == "failed" or event.incarnation != rank.incarnation:
-            rank.unanswered = None  # concerned the process before
+            rank.unanswered = None  # concerned the former process
         if event.condition == "failed":
             fields.update(dict.fromkeys(_STATISTICS))
         rank.condition, rank.incarnation, rank.since = event.condition, event.incarnation, event.at
@@ -124,7 +124,7 @@ class Ranks:
         before, rank.pending = rank.pending, event if event.endpoint else None
         doing = rank.doing
         if rank.pending is None and before is not None and doing is not None and doing.endpoint == before.endpoint:
-            rank.doing = None  # the report of its end is on its way
+            rank.doing = None  # the report of its end will arrive
         self._meshes.show(mesh, index)
         self._works(mesh, index)
 
@@ -210,16 +210,16 @@ class ClusterState:
         return self._board.document
 
     def take(self) -> Patch:
-        """The changes since the last call as one merge patch; {} if there are none."""
+        """Returns the changes since the last call as one merge patch; {} if there are none."""
         self._write()
         return self._board.take()
 
     def failure_key(self, failure: str) -> str:
-        """The id under which a failure is shown: its own, or that of the first failure of the same event."""
+        """Returns the id under which a failure is shown: its own, or that of the first failure of the same event."""
         return self._incidents.key(failure)
 
     def mesh_view(self, uid: str, region: Region, now: float) -> MeshView | None:
-        """A mesh, or its slice `region`; None if the state does not contain it."""
+        """Returns a mesh, or its slice `region`; None if the state does not contain it."""
         return mesh_view(self._meshes, self.document, uid, region, now)
 
     def fold(self, event: e.Event) -> None:

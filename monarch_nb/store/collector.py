@@ -51,7 +51,7 @@ WIDEST = 10_000  # calls with more missing answers are ignored
 class Pending:
     """Compares the calls that wait for answers with those of the last check.
 
-    Called when the state is read: reports of workers, while somebody watches, come a little later.
+    Called when the state is read: reports of workers, while they are watched, arrive a little later.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -64,7 +64,7 @@ class Pending:
         return bool(self._calls)
 
     def changes(self) -> Iterator[e.CallPending]:
-        """Calls that began or ended since the last check."""
+        """Yields calls that began or ended since the last check."""
         waited = self._waiting(tuple(self._runtime.calls.values()))
         for key, event in tuple(self._calls.items()):
             if key not in waited:
@@ -89,11 +89,11 @@ class Pending:
         return waited
 
 
-RECHECK_S = 0.1  # between checks of calls that wait for answers, while somebody watches
+RECHECK_S = 0.1  # between checks of calls that wait for answers, while there are watchers
 REPORT_S = 0.01  # supervision acts in bursts
-FORGET_S = 30.0  # how long a mesh that has ended stays visible
+FORGET_S = 30.0  # for which an ended mesh stays visible
 PROMPT = 1000  # processes that report ten times a second; with more, each reports proportionally less often
-USED_PROMPT = 400  # the same of the resources that they use
+USED_PROMPT = 400  # the same for the resources that they use
 
 
 class Collector:
@@ -102,7 +102,7 @@ class Collector:
     def __init__(self, runtime: Runtime, put: Callable[[e.Event], None], history: UsageHistory) -> None:
         self._runtime = runtime
         self._put = put
-        self._history, self._measured = history, False  # whether it is kept also while nobody watches
+        self._history, self._measured = history, False  # whether it is kept even without watchers
         self.readable: Callable[[str], str] = str  # replaces file names in tracebacks by display names
         self._driver, self._watcher = runtime.part(Driver), runtime.part(ProcessWatcher)
         self._events = runtime.part(MeshEvents)
@@ -138,7 +138,7 @@ class Collector:
         self.watch(on=False)
 
     def refresh(self) -> None:
-        """Reports changes that were not reported yet, for somebody who reads the state now."""
+        """Reports unreported changes, for a reader of the present state."""
         self.report_ranks()
         for uid, state in tuple(self._starting.items()):
             if is_ready(state):
@@ -163,7 +163,7 @@ class Collector:
         self._ask_all()
 
     def measure(self) -> None:
-        """Asks the workers to report the resources that they use, also while nobody watches their activity."""
+        """Asks the workers to report the resources that they use, even if their activity is not watched."""
         if not self._measured:
             self._measured = True
             if not self._watched:
@@ -234,7 +234,7 @@ class Collector:
             self._put(mesh_description(self._runtime, state))
 
     def _resized(self, state: MeshState) -> None:
-        """Reports a mesh anew: events of new ranks came before the store knew them."""
+        """Reports a mesh again: events of new ranks came before the store knew these."""
         if state.spawn_spec is None or state.stopped is not None:
             return
         self._put(e.MeshRedescribed(mesh_description(self._runtime, state, ready=True)))
@@ -339,7 +339,7 @@ class Collector:
 
 
 def _shown(used: ResourcesUsed) -> tuple[float, int, float, int, int, str]:
-    """The fields that the state has."""
+    """Returns the fields that the state shows."""
     return used.cpu, used.memory, used.gpu, used.gpu_memory, used.gpu_total, used.memory_kind
 
 
@@ -347,23 +347,23 @@ def _shown(used: ResourcesUsed) -> tuple[float, int, float, int, int, str]:
 
 
 def now() -> float:
-    """The time as in events."""
+    """Returns the present time in the form of events."""
     return round(time.time(), 3)
 
 
 def rank_of(address: str) -> tuple[str, int]:
-    """Proc mesh and base rank of a process."""
+    """Returns the proc mesh and base rank of a process."""
     uid, rank, _ = parse_address(address).place
     return uid, rank
 
 
 def is_ready(state: MeshState) -> bool:
-    """True once the start of a mesh has ended, its set-up code or constructors, also where one of them has failed."""
+    """Returns whether the start of a mesh, its set-up code or constructors, has ended, even by a failure."""
     return state.spawn_spec is None or state.spawn_spec.initialized.done()
 
 
 def mesh_description(runtime: Runtime, state: MeshState, *, ready: bool = False) -> e.MeshDescription:
-    """The event for a spawned mesh."""
+    """Returns the event for a spawned mesh."""
     spawn_spec = state.spawn_spec
     form = RegionForm.of(state.region)
     procs = isinstance(state, ProcState)
@@ -390,7 +390,7 @@ def mesh_description(runtime: Runtime, state: MeshState, *, ready: bool = False)
 
 
 def rank_state_changed(uid: str, rank: int, status: RankStatus, timestamp: float) -> e.RankStateChanged:
-    """The event for the condition of a rank in supervision."""
+    """Returns the event for the condition of a rank in supervision."""
     cause, failed = status.cause, status.state == "failed"
     return e.RankStateChanged(
         uid,
@@ -404,7 +404,7 @@ def rank_state_changed(uid: str, rank: int, status: RankStatus, timestamp: float
 
 
 def end_text(cause: Cause) -> str:
-    """The reason for the end of a rank, in a few words."""
+    """Returns the reason for the end of a rank, in a few words."""
     origin = cause.origin
     ended = dict(facts(origin)).get("ended", "")
     if ended:
@@ -415,7 +415,7 @@ def end_text(cause: Cause) -> str:
 
 
 def facts_of(runtime: Runtime, state: MeshState) -> Iterator[e.Event]:
-    """All facts about one mesh and, for actors, about their processes: for callers without a store that listens."""
+    """Yields all facts about one mesh and, for actors, about their processes: for callers without a live store."""
     watcher = runtime.part(ProcessWatcher)
     procs = proc_state_of(state)
     states: list[MeshState] = [procs] if procs is state else [procs, state]

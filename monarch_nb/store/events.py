@@ -14,9 +14,9 @@ Doing = Literal["starting", "idle", "busy"]
 
 
 class HostSeen(msgspec.Struct, frozen=True):
-    """A host of the cluster; `why` says why it is lost, "" means that it is up.
+    """A host of the cluster; `why` is the reason of its loss, "" while it is up.
 
-    `notice` says who is about to take it away, `until` when that is, 0 if unknown.
+    `notice` is the source of a preemption notice, `until` the time of the preemption, 0 if unknown.
     """
 
     host: str
@@ -50,7 +50,7 @@ class MeshDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeshRedescribed(msgspec.Struct, frozen=True):
-    """A mesh has a new extent, or other hosts; `mesh` describes it anew."""
+    """A mesh has a new extent, or other hosts; `mesh` is its new description."""
 
     mesh: MeshDescription
 
@@ -159,7 +159,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class WatchersLeft(msgspec.Struct, frozen=True):
-    """Nobody watches: reported activity is outdated, and is dropped."""
+    """The last watcher has left: reported activity is outdated, and is dropped."""
 
     at: float
 
@@ -167,7 +167,7 @@ class WatchersLeft(msgspec.Struct, frozen=True):
 class MeshFailed(msgspec.Struct, frozen=True):
     """A failure; `ranks` are base ranks of the mesh `uid`. `record` has further fields for views.
 
-    Failures with a `failure` of the same cause that come soon after each other are shown as one, under the first id.
+    Successive failures with a `failure` of the same cause are shown as one, under the first id.
     """
 
     id: str
@@ -186,7 +186,7 @@ class OwnerNotified(msgspec.Struct, frozen=True):
 
 
 class FailureStateChanged(msgspec.Struct, frozen=True):
-    """A failure is being mended, or is over."""
+    """A failure is being healed, or is over."""
 
     id: str
     state: FailureState
@@ -211,7 +211,7 @@ class SessionClosed(msgspec.Struct, frozen=True):
 
 
 class TransfersSeen(msgspec.Struct, frozen=True):
-    """Transfers of one process from the memory of another by one mover, or what it offers; empty record: no longer."""
+    """Transfers of one process from another's memory by one mover, or its offered memory; empty record: no longer."""
 
     id: str
     record: Mapping[str, object]

@@ -1,4 +1,4 @@
-"""A failure as views show it, for one rank or many: title, facts and full text."""
+"""The display of a failure, for one rank or many: title, facts and full text."""
 
 import time
 from collections.abc import Callable
@@ -27,18 +27,18 @@ _TITLES = {
 }
 _FAILED = ("failed", "failed")
 _LINES = 20  # last lines of output, in the text of a failure
-_PIDS = 16  # that are listed
+_PIDS = 16  # listed at most
 
 Paint = Callable[[str, str], str]  # text, one of "title" "dim" "strong" "plain"
 
 
 def plain(text: str, _style: str) -> str:
-    """Leaves a text without colours."""
+    """Returns a text without colours."""
     return text
 
 
 def title(failure: MeshFailure) -> str:
-    """One line: the mesh, its ranks, and how they failed."""
+    """Returns one line: the mesh, its ranks, and the kind of failure."""
     return f"{_subject(failure)}{_manner(failure)}"
 
 
@@ -72,7 +72,7 @@ def _text(failure: MeshFailure) -> str:
 
 
 def details(failure: MeshFailure) -> str:
-    """The remote traceback, or the chain of owners that did not handle the failure; "" if there is none."""
+    """Returns the remote traceback, or the chain of owners that did not handle the failure; "" if there is none."""
     if failure.cause.kind in ("signal", "exit", "host", "stopped", "owner", "undeliverable"):
         return ""
     text = error_text(failure.cause)
@@ -80,7 +80,7 @@ def details(failure: MeshFailure) -> str:
 
 
 def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = str) -> FailureFields:
-    """The fields of a failure in docs/protocol.md except its mesh and ranks; None for unknown values.
+    """Returns the fields of a failure in docs/protocol.md except its mesh and ranks; None for unknown values.
 
     `readable` replaces file names in tracebacks by display names.
     """
@@ -111,22 +111,22 @@ def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = st
 
 
 def known_fields(failure: FailureFields) -> FailureFields:
-    """The fields with a value."""
+    """Returns the fields with a value."""
     return cast(FailureFields, {key: value for key, value in failure.items() if value is not None})
 
 
 def state(failure: FailureFields) -> str:
-    """The state in words."""
+    """Returns the state in words."""
     return "not healed" if failure["state"] == "open" else str(failure["state"])
 
 
 def clock(timestamp: float) -> str:
-    """Time of day."""
+    """Returns the time of day."""
     return time.strftime("%H:%M:%S", time.localtime(timestamp))
 
 
 def rows(failure: FailureFields) -> list[tuple[str, str]]:
-    """The facts of a failure as (label, value) pairs."""
+    """Returns the facts of a failure as (label, value) pairs."""
     lines = [("mesh", f"{failure['name']}, {failure['where']}"), ("host", hosts(failure))]
     lines.append(("ended", failure.get("ended_by") or ""))
     lines.append(("memory", failure.get("memory") or ""))
@@ -137,7 +137,7 @@ def rows(failure: FailureFields) -> list[tuple[str, str]]:
 
 
 def hosts(failure: FailureFields) -> str:
-    """The hosts and processes of a failure, such as "h1f2e3d, pids 4711, 4712"."""
+    """Returns the hosts and processes of a failure, such as "h1f2e3d, pids 4711, 4712"."""
     processes = failure.get("processes")
     if processes is None:
         pid = failure.get("pid")
@@ -151,7 +151,7 @@ def hosts(failure: FailureFields) -> str:
 
 
 def tails(failure: FailureFields) -> list[tuple[str, list[str]]]:
-    """Last lines of output as (ranks, lines), with equal lines merged; "" stands for all ranks."""
+    """Returns last lines of output as (ranks, lines), with equal lines merged; "" stands for all ranks."""
     several = failure.get("lines")
     if several:
         return [(ranks, list(lines)) for ranks, lines in several]
@@ -160,7 +160,7 @@ def tails(failure: FailureFields) -> list[tuple[str, list[str]]]:
 
 
 def text(failure: FailureFields, paint: Paint = plain, *, brief: str = "") -> str:
-    """The whole description as lines; with `brief`, which says where it was shown before, only the next step."""
+    """Returns the whole description as lines; with `brief`, the place where it was shown before, only the next step."""
 
     def line(label: str, value: str, style: str = "plain") -> str:
         return f"  {paint(label.ljust(9), 'dim')} {paint(value, style)}"

@@ -1,35 +1,35 @@
-"""What processes have used over the last hour, in constant memory: the older, the fewer samples are kept."""
+"""The resources that processes have used over the last hour, in constant memory: older samples are thinned."""
 
 import threading
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-MOST_SAMPLES = 256  # samples of a rank; of more, two of the older half become one
+MOST_SAMPLES = 256  # samples of a rank, beyond which pairs of the older half are merged
 LONG_S = 3600.0
-PART_S = 5.0  # of which the highest, the mean and the lowest of all ranks are kept
+PART_S = 5.0  # parts of the time with the highest, the mean and the lowest value of all ranks
 FORMER = 64  # meshes that are kept, the newest
 
 
 class UsageSample(NamedTuple):
-    """What a process used at a moment; of older ones, the most in a stretch of time until then."""
+    """The resources used by a process at a moment; in older samples, the most in some time until then."""
 
     at: float  # wall clock
     cpu: float  # cores
     memory: float  # bytes
-    gpu: float  # the share in use, -1 where it is not known
+    gpu: float  # the share in use; -1 if not known
     gpu_memory: float  # bytes
     received: float  # bytes a second
     sent: float
 
 
 class UsagePart(NamedTuple):
-    """What all processes of a mesh used in some seconds: a number for each field of a sample but its time."""
+    """The resources used by all processes of a mesh in some seconds: a number for each field of a sample but `at`."""
 
     at: float  # the middle, wall clock
     high: tuple[float, ...]
-    rank: tuple[int, ...]  # which has the highest,
-    when: tuple[float, ...]  # and when
+    rank: tuple[int, ...]  # the rank with the highest value,
+    when: tuple[float, ...]  # and its time
     mean: tuple[float, ...]
     low: tuple[float, ...]
 
@@ -39,7 +39,7 @@ _VALUES = range(_WIDTH - 1)
 
 
 class _Ring:
-    """The samples of one rank, as plain numbers; times count from the first."""
+    """The samples of one rank, as plain numbers; times are relative to the first."""
 
     __slots__ = ("numbers", "zero")
 
@@ -53,7 +53,7 @@ class _Ring:
             self._thin()
 
     def _thin(self) -> None:
-        """Merges pairs of samples in the older half, and drops those that are too old."""
+        """Merges pairs of samples in the older half, and drops outdated ones."""
         rows = [self.numbers[offset : offset + _WIDTH] for offset in range(0, len(self.numbers), _WIDTH)]
         oldest = rows[-1][0] - LONG_S
         old, new = rows[: MOST_SAMPLES // 2], rows[MOST_SAMPLES // 2 :]
@@ -93,7 +93,7 @@ class _Sum:
 
 
 class _Mesh:
-    """The samples of the ranks of one mesh, and what is common to all of them."""
+    """The samples of the ranks of one mesh, and the sums over all ranks."""
 
     def __init__(self) -> None:
         self.rings: dict[int, _Ring] = {}
@@ -127,21 +127,21 @@ class UsageHistory:
             mesh.add(rank, sample)
 
     def of(self, uid: str) -> dict[int, list[UsageSample]]:
-        """The samples of a mesh of processes by base rank, the oldest first."""
+        """Returns the samples of a mesh of processes by base rank, the oldest first."""
         with self._lock:
             mesh = self._meshes.get(uid)
             return {} if mesh is None else {rank: list(ring.samples()) for rank, ring in sorted(mesh.rings.items())}
 
     def ranks(self, uid: str) -> list[int]:
-        """The base ranks of which there are samples."""
+        """Returns the base ranks with samples."""
         with self._lock:
             mesh = self._meshes.get(uid)
             return [] if mesh is None else sorted(mesh.rings)
 
     def common(self, uid: str) -> list[UsagePart]:
-        """What all ranks of a mesh of processes used, in parts of the time, the oldest first.
+        """Returns the resources used by all ranks of a mesh of processes, in parts of the time, the oldest first.
 
-        It is summed as samples come in, so reading it costs the same for any number of ranks.
+        They are summed as samples arrive, so a call costs the same for any number of ranks.
         """
         with self._lock:
             mesh = self._meshes.get(uid)
@@ -149,7 +149,7 @@ class UsageHistory:
 
 
 def common(samples: Mapping[int, Sequence[UsageSample]]) -> list[UsagePart]:
-    """The same of some ranks, from their samples."""
+    """Returns the resources used by some ranks, in parts of the time, from their samples."""
     sums: dict[int, _Sum] = {}
     for rank, ranks in samples.items():
         for sample in ranks:

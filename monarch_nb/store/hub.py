@@ -20,8 +20,8 @@ from monarch_nb.store.records import Document, FailureFields
 
 J = TypeVar("J")
 SEND_S = 0.05  # between two deltas,
-FULL_S, FULL = 0.1, 40  # and where so many ranks change at once, since each message has its price,
-RECORDS_PER_S = 20_000  # and longer after a delta with many ranks: a page takes in at most so many records a second
+FULL_S, FULL = 0.1, 40  # and if so many ranks change at once, since each message has a cost,
+RECORDS_PER_S = 20_000  # and longer after a delta with many ranks: a page processes at most so many records a second
 WAITING = 500  # unwatched events are folded in batches of this size
 
 Message = dict[str, object]
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 class Store:
     """State of the cluster; methods from any thread.
 
-    Without watchers no thread runs, and workers report at most what they use, for `history`.
+    Without watchers no thread runs, and workers report at most their use of resources, for `history`.
     """
 
     def __init__(self, runtime: Runtime | None = None) -> None:
         self._cluster = ClusterState()
         self._events: deque[Event] = deque()
-        self._lock = threading.Lock()  # of the cluster, its number, and who watches
+        self._lock = threading.Lock()  # of the cluster, its number, and the watchers
         self._watchers: list[Listener] = []
         self._followers: tuple[tuple[frozenset[type], Callable[[Event], object]], ...] = ()
         self._wake = threading.Event()
@@ -65,7 +65,7 @@ class Store:
     def follow(self, follower: Callable[[Event], object], *kinds: type) -> Callable[[], None]:
         """Calls `follower` with each event of these types, on the thread that puts it; call the result to end that.
 
-        It must not block. Workers report no more than without it.
+        The follower must not block. Workers report no more than without it.
         """
         with self._lock:
             self._followers = (*self._followers, (frozenset(kinds), follower))
@@ -77,12 +77,12 @@ class Store:
         return end
 
     def keep_history(self) -> None:
-        """Has processes report what they use from now on, once in a few seconds, also while nobody watches."""
+        """Has processes report their use of resources from now on, once in a few seconds, even without watchers."""
         if self.collector is not None:
             self.collector.measure()
 
     def document(self) -> Document:
-        """A copy of the current state."""
+        """Returns a copy of the current state."""
         if self.collector is not None:
             self.collector.refresh()
         with self._lock:
@@ -90,7 +90,7 @@ class Store:
             return _copy(self._cluster.document)
 
     def mesh_view(self, uid: str, region: Region) -> MeshView | None:
-        """The current view of a mesh or its slice `region`; None if the store does not contain it."""
+        """Returns the current view of a mesh or its slice `region`; None if the store does not contain it."""
         if self.collector is not None:
             self.collector.refresh()
         with self._lock:
@@ -98,14 +98,14 @@ class Store:
             return self._cluster.mesh_view(uid, region, time.time())
 
     def event_of(self, number: int) -> str:
-        """The id under which a failure of supervision is shown; "" if it is not known (yet)."""
+        """Returns the id under which a failure of supervision is shown; "" if it is not known (yet)."""
         with self._lock:
             self._fold()
             key = self._cluster.failure_key(str(number))
             return key if key in self._cluster.document["failures"] else ""
 
     def failure(self, key: str) -> FailureFields | None:
-        """A copy of a failure's current record; None if there is none with that id."""
+        """Returns a copy of a failure's current record; None if there is none with that id."""
         if self.collector is not None:
             self.collector.refresh()
         with self._lock:
@@ -117,7 +117,7 @@ class Store:
         """Calls `listener` with a snapshot at once, and with deltas from then on; call the result to end that.
 
         Snapshots hold the state itself: encode them before the listener returns. All listeners get the same delta and
-        must not change it. A listener must not block, and must not call back. One that raises is not called again.
+        must not change it. A listener must not block or call back. A listener that raises is not called again.
         """
         if self.collector is not None:
             self.collector.refresh()
@@ -130,7 +130,7 @@ class Store:
             if first and not self._closed and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="monarch-store", daemon=True)
                 self._thread.start()
-                self._wake.set()  # what was put since the snapshot found nobody to wake
+                self._wake.set()  # events since the snapshot have woken no thread
         if first and self.collector is not None:
             self.collector.watch(on=True)
         return lambda: self._leave(listener)
@@ -218,7 +218,7 @@ class Store:
 
 
 def _copy(value: J) -> J:
-    """A copy of JSON, of the same shape."""
+    """Returns a copy of JSON, of the same shape."""
     copied: object = value
     if isinstance(value, dict):
         copied = {key: _copy(inner) for key, inner in value.items()}
@@ -232,12 +232,12 @@ _stores_lock = threading.Lock()
 
 
 def known_store(runtime: Runtime) -> Store | None:
-    """The store of a runtime, if this process has one."""
+    """Returns the store of a runtime, if this process has one."""
     return _stores.get(runtime)
 
 
 def store_of(runtime: Runtime) -> Store:
-    """The store of a runtime; created, and listening, at the first call."""
+    """Returns the store of a runtime; it is created, and listens, from the first call on."""
     with _stores_lock:
         store = _stores.get(runtime)
         if store is None:
@@ -246,10 +246,10 @@ def store_of(runtime: Runtime) -> Store:
 
 
 def describe(mesh: MeshState | Handle[MeshState]) -> MeshView:
-    """Current view of a proc or actor mesh, or of a slice. Never blocks and sends nothing.
+    """Returns the current view of a proc or actor mesh, or of a slice. Never blocks and sends nothing.
 
-    The store answers if this process has one that contains the mesh. Otherwise, as in scripts and workers, the same
-    reducer is given the facts about this one mesh.
+    The view is the store's if this process has one that contains the mesh. Otherwise, as in scripts and workers, the
+    same reducer computes it from the facts about this one mesh.
     """
     state: MeshState = mesh if isinstance(mesh, MeshState) else state_of(mesh)
     region = state.region if isinstance(mesh, MeshState) else region_of(mesh)

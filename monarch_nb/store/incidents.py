@@ -1,4 +1,4 @@
-"""Failures folded in: failures of one event become one incident, shown under the id of the first of them."""
+"""Folding of failures: failures of one event become one incident, shown under the id of the first failure."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -16,8 +16,8 @@ from monarch_nb.supervision.ranks import points_text
 
 K = TypeVar("K")
 KEPT_FAILURES = 200
-FOLD_S = 2.0  # a failure this long after the last one still joins its incident
-MEMORY_FOLD_S = 15.0  # the same where memory ran out: the kernel kills one process at a time, each of which frees some
+FOLD_S = 2.0  # after the last failure, within which another one joins its incident
+MEMORY_FOLD_S = 15.0  # the same if memory ran out: the kernel kills one process at a time, each of which frees some
 _STATES: tuple[FailureState, ...] = ("open", "healing", "healed", "stopped")  # worst first
 KINDS = 8  # of texts and of last lines that an incident stores
 OF_PROCESSES = frozenset({"exit", "signal", "host", "spawn"})
@@ -44,10 +44,10 @@ class MeshSize(Struct, frozen=True):
 
 
 class Incident(Struct):
-    """Failures that are shown as one, under the id of the first of them."""
+    """Failures that are shown as one, under the id of the first."""
 
     id: str
-    uid: str  # the mesh it is shown for
+    uid: str  # the mesh for which it is shown
     members: dict[str, Member] = field(default_factory=dict)
     states: dict[str, int] = field(default_factory=dict)  # failures by state
     bases: set[int] = field(default_factory=set)
@@ -63,7 +63,7 @@ class Incident(Struct):
         self.latest = max(self.latest, member.record.get("detected", 0.0))
 
     def takes(self, bases: Sequence[int], detected: float) -> bool:
-        """True if a similar failure at this time belongs to the incident."""
+        """Returns whether a similar failure at this time belongs to the incident."""
         within_s = MEMORY_FOLD_S if self.of_memory else FOLD_S
         joins = self.bases.isdisjoint(bases) and detected - self.latest <= within_s
         return joins and self.state == "open"
@@ -81,7 +81,7 @@ class Incident(Struct):
         member.state = state
 
     def fields(self, mesh: MeshSize) -> FailureFields:
-        """Fields of the record that follow from all failures; None for unknown values."""
+        """Returns fields of the record that follow from all failures; None for unknown values."""
         members = sorted(self.members.values(), key=lambda member: [mesh.index(base) for base in member.bases])
         first = members[0]
         if first.failure is None:
@@ -131,7 +131,7 @@ class Incident(Struct):
 
 
 def _kinds(members: Sequence[Member], value_of: Callable[[Member], K]) -> dict[K, list[int]]:
-    """Distinct values among the failures, and the base ranks that have each; the first kinds only."""
+    """Returns the first distinct values among the failures, with the base ranks of each."""
     kinds: dict[K, list[int]] = {}
     for member in members:
         kinds.setdefault(value_of(member), []).extend(member.bases)
@@ -162,18 +162,18 @@ class Incidents:
     def __init__(self, board: Board, meshes: Meshes) -> None:
         self._board = board
         self._meshes = meshes
-        self._incidents: dict[str, Incident] = {}  # by the id that they are shown under
+        self._incidents: dict[str, Incident] = {}  # by displayed id
         self._incident_of: dict[str, str] = {}  # failure -> incident
         self._newest: dict[tuple[str, str, str], str] = {}  # procs or actors, owner, cause -> incident
-        self._by_mesh: dict[str, set[str]] = {}  # by the mesh that they are shown for
+        self._by_mesh: dict[str, set[str]] = {}  # by the mesh for which they are shown
         self._outdated: set[str] = set()  # incidents whose record in the document must be rewritten
 
     def key(self, failure: str) -> str:
-        """The id under which a failure is shown: its own, or that of the first failure of the same event."""
+        """Returns the id under which a failure is shown: its own, or that of the first failure of the same event."""
         return self._incident_of.get(failure, failure)
 
     def mesh_changed(self, uid: str) -> None:
-        """Ranks of a mesh changed state: the advice of its open incidents depends on that."""
+        """Notes that ranks of a mesh have changed state, on which the advice of its open incidents depends."""
         for key in self._by_mesh.get(uid, ()):
             if self._incidents[key].state == "open":
                 self._outdated.add(key)
@@ -233,7 +233,7 @@ class Incidents:
     # -- grouping ---------------------------------------------------------------------------------------------------
 
     def _group_key(self, event: e.MeshFailed) -> tuple[str, str, str]:
-        """Equal for failures of the same event."""
+        """Returns a key that is equal for failures of the same event."""
         mesh = self._meshes.get(event.uid)
         assert event.failure is not None
         procs = None if mesh is None else self._meshes.get(mesh.event.on)
@@ -255,7 +255,7 @@ class Incidents:
         mesh = self._meshes.get(incident.uid)
         procs = None if mesh is None else self._meshes.get(mesh.event.on)
         if mesh is not None and procs is not None and any(mesh.index_of(base) < 0 for base in event.ranks):
-            self._by_mesh[incident.uid].discard(incident.id)  # ranks outside the actor mesh: show it for the procs
+            self._by_mesh[incident.uid].discard(incident.id)  # ranks outside the actor mesh: shown for the procs
             incident.uid, mesh = procs.event.uid, procs
             self._by_mesh.setdefault(incident.uid, set()).add(incident.id)
         if mesh is None:

@@ -1,4 +1,4 @@
-"""One mesh, typed, as text and static HTML render it, and the groups of its like ranks."""
+"""The typed view of one mesh that text and static HTML render, and the groups of its like ranks."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ WORST_FIRST: tuple[RankState, ...] = (
     "idle",
     "stopped",
 )
-_MOST_KINDS = 12  # that are listed
+_MOST_KINDS = 12  # listed at most
 _NAMED = 3  # hosts
 _LONGEST = 60  # characters of coordinates, and of the description of a kind
 
@@ -30,7 +30,7 @@ _LONGEST = 60  # characters of coordinates, and of the description of a kind
 class RankView(Struct, frozen=True):
     """One rank: its coordinates in the described mesh, and its state. `pid` is 0 while unknown."""
 
-    rank: int  # in the mesh as it was spawned
+    rank: int  # in the mesh at its spawn
     point: tuple[int, ...]
     state: RankState
     host: str
@@ -48,28 +48,28 @@ class MeshView(Struct, frozen=True):
     sizes: tuple[int, ...]
     ranks: tuple[RankView, ...]
     actor_class: str  # "" for procs
-    on: str  # uid of the procs that actors are on, "" for procs
+    on: str  # uid of the procs of actors, "" for procs
     actors: tuple[str, ...]  # names of the actor meshes that live on procs
     stopped: str  # the reason, "" while it runs
-    notices: tuple[str, ...] = ()  # of its hosts that are about to be taken away
+    notices: tuple[str, ...] = ()  # of those of its hosts that are about to be taken away
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts its ranks are on."""
+        """The hosts of its ranks."""
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property
     def counts(self) -> dict[RankState, int]:
-        """Number of ranks by state, the commonest first."""
+        """The number of ranks by state, the most common first."""
         return dict(Counter(rank.state for rank in self.ranks).most_common())
 
     def having(self, state: RankState) -> tuple[RankView, ...]:
-        """The ranks in one state."""
+        """Returns the ranks in one state."""
         return tuple(rank for rank in self.ranks if rank.state == state)
 
 
 def mesh_view(meshes: Meshes, document: Document, uid: str, region: Region, now: float) -> MeshView | None:
-    """A mesh, or its slice `region`; None if the state does not contain it."""
+    """Returns a mesh, or its slice `region`; None if the state does not contain it."""
     mesh = meshes.get(uid)
     if mesh is None:
         return None
@@ -150,17 +150,17 @@ class LikeRanks(Struct, frozen=True):
 
 
 def kinds(view: MeshView) -> list[LikeRanks]:
-    """All kinds, the worst state first, then the largest first."""
+    """Returns all kinds, the worst state first, then the largest first."""
     by_kind: dict[tuple[RankState, str], list[RankView]] = {}
     for rank in view.ranks:
-        about = "" if rank.state == "unresponsive" else rank.detail  # its duration does not make a kind
+        about = "" if rank.state == "unresponsive" else rank.detail  # a duration does not make a kind
         by_kind.setdefault((rank.state, about), []).append(rank)
     listed = [LikeRanks(state, about, tuple(ranks)) for (state, about), ranks in by_kind.items()]
     return sorted(listed, key=lambda kind: (WORST_FIRST.index(kind.state), -len(kind.ranks)))
 
 
 def kind_rows(view: MeshView) -> list[tuple[str, str, str, str]]:
-    """Each kind as text: count, state, description and location; a last row sums up those beyond `_MOST_KINDS`."""
+    """Returns each kind as text: count, state, description and location; a last row sums up further kinds."""
     groups = kinds(view)
     rows: list[tuple[str, str, str, str]] = [
         (f"{len(kind.ranks):,}", kind.state, _short(kind.about), _location(view, kind, alone=len(groups) == 1))
@@ -173,7 +173,7 @@ def kind_rows(view: MeshView) -> list[tuple[str, str, str, str]]:
 
 
 def _location(view: MeshView, kind: LikeRanks, *, alone: bool = False) -> str:
-    """Location of the ranks of a kind: coordinates, where they are short, and hosts."""
+    """Returns the location of the ranks of a kind: coordinates, if they are short, and hosts."""
     if alone or len(kind.ranks) * 2 > len(view.ranks):
         return ""
     hosts = list(dict.fromkeys(rank.host for rank in kind.ranks))
@@ -183,7 +183,7 @@ def _location(view: MeshView, kind: LikeRanks, *, alone: bool = False) -> str:
 
 
 def kinds_text(view: MeshView) -> str:
-    """The kinds as lines of text."""
+    """Returns the kinds as lines of text."""
     return text_table([(f"{count:>7}", state, about, location) for count, state, about, location in kind_rows(view)])
 
 

@@ -1,4 +1,4 @@
-"""The meshes of the cluster: how they were spawned, the states of their ranks, and their end."""
+"""The meshes of the cluster: their descriptions, the states of their ranks, and their end."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,16 +12,16 @@ from monarch_nb.store.rank import Rank, RankTable, rank_state
 from monarch_nb.store.records import MeshFields, RankState
 from monarch_nb.wire import host_name
 
-_OPERATIONS = "operations on tensors"  # shown for the library's own actors, for which users have no name
+_OPERATIONS = "operations on tensors"  # shown for the library's own actors, which users cannot name
 _WHILE_IT_RUNS = ("state", "since", "endpoint", "queue", "rate", "cpu", "memory", "memory_kind", "gpu", "detail")
 
 
 @dataclass(slots=True)
 class MeshEntry:
-    """A mesh. Its ranks are in its own order, each with the base rank of its proc."""
+    """A mesh. Its ranks are in its own order, each given by the base rank of its proc."""
 
     event: e.MeshDescription
-    default: RankState  # of ranks without a record of their own
+    default: RankState  # of ranks without their own record
     ranks: RankTable
     counts: dict[str, int] = field(default_factory=dict)
     on_it: list[str] = field(default_factory=list)  # uids of the actor meshes on these procs
@@ -31,7 +31,7 @@ class MeshEntry:
 
     @classmethod
     def spawned(cls, event: e.MeshDescription) -> "MeshEntry":
-        """A mesh whose ranks are all in the same state."""
+        """Returns a mesh whose ranks are all in the same state."""
         default: RankState = "idle" if event.ready else "starting"
         condition: e.Condition = "alive" if event.ready else "starting"
         ranks = RankTable(len(event.ranks), Rank(condition, since=event.at, shown=default))
@@ -43,14 +43,14 @@ class MeshEntry:
         return mesh
 
     def index_of(self, base: int) -> int:
-        """The index of a base rank; -1 if the mesh does not contain it."""
+        """Returns the index of a base rank; -1 if the mesh does not contain it."""
         if self._index is not None:
             return self._index.get(base, -1)
         index = base - self._first
         return index if 0 <= index < len(self.ranks) else -1
 
     def record(self) -> MeshFields:
-        """Its first record in the document."""
+        """Returns its first record in the document."""
         event = self.event
         record: MeshFields = {
             "name": event.name,
@@ -86,11 +86,11 @@ class Meshes:
     # -- queries ----------------------------------------------------------------------------------------------------
 
     def get(self, uid: str) -> MeshEntry | None:
-        """A mesh, ended or not."""
+        """Returns a mesh, ended or not."""
         return self._meshes.get(uid)
 
     def find(self, uid: str, base: int) -> tuple[MeshEntry | None, int]:
-        """A mesh that has not ended, and the index of a base rank in it."""
+        """Returns a mesh that has not ended, and the index of a base rank in it."""
         mesh = self._meshes.get(uid)
         if mesh is None or mesh.ended:
             return None, -1
@@ -98,14 +98,14 @@ class Meshes:
         return (mesh, index) if index >= 0 else (None, -1)
 
     def above(self, procs: MeshEntry, base: int) -> Iterator[tuple[MeshEntry, int]]:
-        """The actors on a process."""
+        """Yields the actors on a process."""
         for uid in procs.on_it:
             mesh, index = self.find(uid, base)
             if mesh is not None:
                 yield mesh, index
 
     def below(self, mesh: MeshEntry, index: int) -> tuple[MeshEntry, int] | None:
-        """The process that an actor is on, if it is known."""
+        """Returns the process of an actor, if known."""
         procs = self._meshes.get(mesh.event.on)
         base = -1 if procs is None else procs.index_of(mesh.event.ranks[index])
         return None if procs is None or base < 0 else (procs, base)
@@ -116,7 +116,7 @@ class Meshes:
     # -- events of meshes -------------------------------------------------------------------------------------------
 
     def spawned(self, event: e.MeshDescription) -> None:
-        """A mesh was spawned, or attached again after this process had left it."""
+        """Adds a mesh that was spawned, or attached again after this process had left it."""
         before = self._meshes.get(event.uid)
         if before is not None:
             if not before.ended:
@@ -137,7 +137,7 @@ class Meshes:
                 self.show(mesh, index)
 
     def resized(self, event: e.MeshRedescribed) -> None:
-        """A mesh has a new extent: remaining ranks keep their records under their new indices."""
+        """Gives a mesh its new extent: remaining ranks keep their records under their new indices."""
         before = self._meshes.get(event.mesh.uid)
         if before is None or before.ended:
             return
@@ -161,7 +161,7 @@ class Meshes:
             self._board.change_rank(uid, key, {**dict.fromkeys(shown.get(key, ())), **records.get(key, {})})
 
     def ready(self, event: e.MeshReady) -> None:
-        """The start of a mesh is complete."""
+        """Notes that the start of a mesh is complete."""
         mesh = self._meshes.get(event.uid)
         if mesh is None or mesh.ended or mesh.default != "starting":
             return
@@ -173,13 +173,13 @@ class Meshes:
             self.show(mesh, index)
 
     def unheld(self, event: e.MeshUnheld) -> None:
-        """No variable refers to the mesh any more, or one does again."""
+        """Notes that no variable refers to the mesh any more, or that one does again."""
         mesh = self._meshes.get(event.uid)
         if mesh is not None and not mesh.ended:
             self._board.change("meshes", event.uid, {"unheld": event.since})
 
     def ended(self, event: e.MeshEnded) -> None:
-        """A mesh was stopped, or has lost its owner."""
+        """Notes that a mesh was stopped, or has lost its owner."""
         mesh = self._meshes.get(event.uid)
         if mesh is None or mesh.ended:
             return
@@ -197,7 +197,7 @@ class Meshes:
             self.rests(mesh, index)
 
     def forgotten(self, event: e.MeshForgotten) -> None:
-        """An ended mesh leaves the state."""
+        """Removes an ended mesh from the state."""
         mesh = self._meshes.pop(event.uid, None)
         if mesh is None:
             return
@@ -235,7 +235,7 @@ class Meshes:
             self.show(actors, above)
 
     def rests(self, mesh: MeshEntry, index: int) -> None:
-        """An actor has ended its call: its process is no longer busy with it."""
+        """Notes that an actor has ended its call: its process is no longer busy with it."""
         proc = self.below(mesh, index)
         if proc is not None:
             busy = proc[0].ranks[proc[1]].busy
@@ -260,7 +260,7 @@ class Meshes:
         return _OPERATIONS if actors.event.inner else f"{actors.event.name}.{running.endpoint}"
 
     def _settle_on(self, mesh: MeshEntry, state: RankState) -> None:
-        """Changes the state of all ranks without a record of their own."""
+        """Changes the state of all ranks without their own record."""
         uid, before = mesh.event.uid, mesh.default
         mesh.default = state
         self._board.change("meshes", uid, {"state": state})

@@ -1,4 +1,4 @@
-"""One rank: the facts reported of it, and the state that follows from them. Pure."""
+"""One rank: reported facts, and the state that follows from them. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ class Rank:
     condition: Condition
     incarnation: int = 0
     since: float = 0.0  # of the condition
-    unanswered: float | None = None  # procs: since when the process has not answered
-    paused: float | None = None  # since when the debugger has held it
-    doing: ActivityChanged | None = None  # as its process reports, with a small delay
+    unanswered: float | None = None  # procs: the time since which the process has not answered
+    paused: float | None = None  # the time since which the debugger has held it
+    doing: ActivityChanged | None = None  # reported by its process, with a small delay
     pending: CallPending | None = None  # a pending call of this process to the rank
     # Of procs: running calls of actors on it, by the uid of their mesh.
     busy: dict[str, ActivityChanged | CallPending] | None = None
@@ -25,7 +25,7 @@ class Rank:
 
 
 class RankTable:
-    """The ranks of one mesh by index. Ranks without reports share one record: most of ten thousand do."""
+    """The ranks of one mesh by index. Ranks without reports share one record, as most of ten thousand do."""
 
     __slots__ = ("_count", "_own", "usual")
 
@@ -38,45 +38,45 @@ class RankTable:
         return self._count
 
     def __getitem__(self, index: int) -> Rank:
-        """A rank's record, for reading."""
+        """Returns a rank's record, for reading."""
         return self._own.get(index, self.usual)
 
     def __iter__(self) -> Iterator[Rank]:
         return map(self.__getitem__, range(self._count))
 
     def own(self, index: int) -> Rank:
-        """A rank's own record, for writing; created when needed."""
+        """Returns a rank's own record, for writing; created when needed."""
         rank = self._own.get(index)
         if rank is None:
             rank = self._own[index] = replace(self.usual)
         return rank
 
     def give(self, index: int, target: "RankTable", new_index: int) -> None:
-        """Copies the own record of a rank, if it has one, to another table."""
+        """Copies a rank's own record, if it has one, to another table."""
         if index in self._own:
             target._own[new_index] = self._own[index]
 
     def recorded(self) -> list[tuple[int, Rank]]:
-        """Ranks with records of their own."""
+        """Returns ranks with their own records."""
         return list(self._own.items())
 
     @property
     def silent(self) -> int:
-        """Number of ranks without a record of their own."""
+        """The number of ranks without their own record."""
         return self._count - len(self._own)
 
     def records(self) -> list[Rank]:
-        """All records, the shared one included."""
+        """Returns all records, the shared one included."""
         return [self.usual, *self._own.values()]
 
 
 def working(rank: Rank) -> ActivityChanged | CallPending | None:
-    """The call that a rank runs, as far as is known; None for none."""
+    """Returns the call that a rank runs, as far as known; None for none."""
     return rank.doing if rank.doing is not None and rank.doing.doing == "busy" else rank.pending
 
 
 class ShownState(NamedTuple):
-    """The state in the document, since when, and the running call of a busy rank."""
+    """The state in the document, its beginning, and the running call of a busy rank."""
 
     state: RankState
     since: float
@@ -84,9 +84,9 @@ class ShownState(NamedTuple):
 
 
 def rank_state(rank: Rank, proc: Rank | None) -> ShownState:
-    """The state of a rank; `proc` is the process of an actor, where that is known.
+    """Returns the state of a rank; `proc` is the process of an actor, if known.
 
-    The condition comes first, then what holds the rank up, then its activity.
+    The condition takes precedence, then causes that hold the rank up, then its activity.
     """
     if rank.condition != "alive":
         return ShownState(rank.condition, rank.since)

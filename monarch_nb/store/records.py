@@ -16,7 +16,7 @@ class HostFields(TypedDict, total=False):
     until: float
 
 
-_Classed = TypedDict("_Classed", {"class": str}, total=False)  # a keyword is no name of an attribute
+_Classed = TypedDict("_Classed", {"class": str}, total=False)  # a keyword cannot be an attribute
 
 
 class MeshFields(_Classed, total=False):
@@ -88,10 +88,10 @@ class FailureFields(TypedDict, total=False):
     detected: float
     traceback: str | None
     last_lines: list[str] | None
-    lines: list[list[Any]] | None  # which ranks, and their last lines
-    texts: list[list[str]] | None  # which ranks, and what they raised
+    lines: list[list[Any]] | None  # ranks, and their last lines
+    texts: list[list[str]] | None  # ranks, and the errors that they raised
     dump: list[str] | None
-    told: list[list[str]]  # who, and how
+    told: list[list[str]]  # notified owners, and the results
     also: list[str] | None
     next: str
     report: str

@@ -1,4 +1,4 @@
-"""Engine messages about what processes do while somebody watches."""
+"""Engine messages about the activity of processes while they are watched."""
 
 import msgspec
 
@@ -46,11 +46,11 @@ class WatchActivity(msgspec.Struct, array_like=True, frozen=True):
     on: bool
     pace: float = 1.0
     used: bool = False
-    used_pace: float = 1.0  # that of the resources
+    used_pace: float = 1.0  # the same for the resources
 
 
 class WhichStack(msgspec.Struct, array_like=True, frozen=True):
-    """Requests the stacks of a process: of one actor, or of all where `mesh` is empty."""
+    """Requests the stacks of a process: of one actor, or of all if `mesh` is empty."""
 
     mesh: str
     rank: int
