@@ -1,4 +1,4 @@
-"""Reports of a running program: values as curves, and spans and measurements on OpenTelemetry's API."""
+"""Reports of a running program: values as curves, and spans and measurements through OpenTelemetry's API."""
 
 from typing import TYPE_CHECKING
 

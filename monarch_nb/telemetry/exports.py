@@ -1,4 +1,4 @@
-"""Metrics of a mesh in TensorBoard, Weights & Biases and MLflow: written by the controller alone, as they arrive."""
+"""Export of a mesh's metrics to TensorBoard, Weights & Biases and MLflow, by the controller alone, on arrival."""
 
 import atexit
 import importlib
@@ -16,21 +16,21 @@ from monarch_nb.wire import error_line
 __all__ = ["TARGETS", "MetricsExport"]
 
 logger = logging.getLogger("monarch_nb.telemetry")
-_CLOSE_S = 30.0  # for what is still to be written when an export is closed
+_CLOSE_S = 30.0  # for the remaining values when an export is closed
 
 
 class Target(Protocol):
-    """Where metrics are written to. Its methods are called on one thread, and may block."""
+    """A destination of metrics. Its methods are called on one thread, and may block."""
 
     def write(self, points: Sequence[tuple[str, MetricPoint]]) -> None:
-        """Writes values, each with the text of its rank, "" for a mesh of one."""
+        """Writes values, each with the text of its rank; "" for a mesh of one."""
 
     def close(self) -> None:
-        """Writes what is buffered, and ends the run."""
+        """Writes buffered values, and ends the run."""
 
 
 class TensorBoard:
-    """A run for each rank in a folder, so that the curves of a metric lie over each other."""
+    """A run for each rank in a folder, so that the curves of a metric share one chart."""
 
     def __init__(self, name: str, folder: str | None = None) -> None:
         self._folder = folder or f"runs/{name}"
@@ -44,7 +44,7 @@ class TensorBoard:
         return self._writers[rank]
 
     def write(self, points: Sequence[tuple[str, MetricPoint]]) -> None:
-        """Writes values, with the time at which they were reported."""
+        """Writes values, with the times of their reports."""
         for rank, point in points:
             self._writer(rank).add_scalar(point.name, point.value, round(point.step or 0), walltime=point.at)
         for writer in self._writers.values():
@@ -64,7 +64,7 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, points: Sequence[tuple[str, MetricPoint]]) -> None:
-        """Logs values; those of one step together."""
+        """Logs values; all values of a step together."""
         by_step: dict[float, dict[str, float]] = {}
         for rank, point in points:
             by_step.setdefault(point.step or 0.0, {})[f"{point.name}/{rank}" if rank else point.name] = point.value
@@ -86,10 +86,10 @@ class MLflow:
         entity = None if experiment is None else mlflow.set_experiment(experiment)
         options = {"run_name": name, **({} if entity is None else {"experiment_id": entity.experiment_id}), **options}
         self._run: str = mlflow.start_run(**options).info.run_id
-        mlflow.end_run("RUNNING")  # it is not the program's active run
+        mlflow.end_run("RUNNING")  # not the program's active run
 
     def write(self, points: Sequence[tuple[str, MetricPoint]]) -> None:
-        """Logs values, at most 1,000 at a time, as the service takes them."""
+        """Logs values, at most 1,000 at a time, the service's limit."""
         metrics = [
             self._metric(_mlflow_name(point.name, rank), point.value, round(point.at * 1000), round(point.step or 0))
             for rank, point in points
@@ -103,7 +103,7 @@ class MLflow:
 
 
 def _mlflow_name(name: str, rank: str) -> str:
-    """A name of the characters that MLflow takes."""
+    """Returns a name of the characters that MLflow accepts."""
     return re.sub(r"[^\w\-. :/]", "-", f"{name}/{rank}" if rank else name)
 
 
@@ -111,9 +111,9 @@ TARGETS: dict[str, Callable[..., Target]] = {"tensorboard": TensorBoard, "wandb"
 
 
 class MetricsExport:
-    """Writes the values of a mesh to a target as they arrive, on a thread of its own, until it or the mesh ends.
+    """Writes the values of a mesh to a target as they arrive, on its own thread, until it or the mesh ends.
 
-    `rank_of` gives the text of a value's rank, None for values of others. `finish` is called first when it is closed.
+    `rank_of` returns the text of a value's rank, None for values of other meshes. `close` calls `finish` first.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class MetricsExport:
         atexit.register(self.close)
 
     def put(self, points: Sequence[MetricPoint]) -> None:
-        """Has values written, those of other meshes aside. Does not block."""
+        """Queues values, except those of other meshes, to be written. Does not block."""
         self._queue.put(list(points))
 
     def close(self) -> None:
-        """Writes what has arrived, and ends the run. Blocks for that, up to 30 s. A second call does nothing."""
+        """Writes the queued values, and ends the run. Blocks for up to 30 s. A second call does nothing."""
         with self._closing:
             first, self._closed = not self._closed, True
         if first:
@@ -176,7 +176,7 @@ class MetricsExport:
         self._attempt(self._target.close)
 
     def _next(self) -> list[MetricPoint] | None:
-        """Waits for values; None at the end. What arrived together is written together."""
+        """Waits for values, and returns all queued ones; None at the end."""
         points = self._queue.get()
         while points is not None and not self._queue.empty():
             more = self._queue.get()
@@ -192,7 +192,7 @@ class MetricsExport:
             self.written += len(points)
 
     def _attempt(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Reports a failure once; later values are written again if they can be."""
+        """Runs an action, and reports the first failure; later values are still attempted."""
         try:
             action(*arguments)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What the processes of a mesh have used over the last hour, for people."""
+"""The resources that the processes of a mesh have used over the last hour, for people."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ def _rate(value: float) -> str:
 
 
 class Measure(NamedTuple):
-    """Something that is measured, how its numbers are written, and by what they are divided in curves."""
+    """A measured quantity, the format of its numbers, and their divisor in curves."""
 
     field: str
     name: str
@@ -40,7 +40,7 @@ class Measure(NamedTuple):
 
     @property
     def place(self) -> int:
-        """Its index in the values of a part."""
+        """The index of the quantity in the values of a part."""
         return _field(self.field)
 
 
@@ -55,7 +55,7 @@ MEASURES = (
 
 
 class Peak(NamedTuple):
-    """The most that a rank has used: which, how much, and when (wall clock)."""
+    """The highest use of a rank: the rank, the amount, and the time (wall clock)."""
 
     rank: int
     value: float
@@ -65,8 +65,8 @@ class Peak(NamedTuple):
 class History:
     """CPU, memory, GPU, and bytes in and out, of the processes of a mesh: at most an hour, older samples less densely.
 
-    It is a view: each access reads the current samples. Messages between actors and transfers of memory are counted
-    as bytes; what a program sends by itself, as NCCL does, is not.
+    It is a view: each access reads the current samples. Bytes are those of messages between actors and of transfers of
+    memory, without other traffic of the program, such as NCCL's.
     """
 
     def __init__(self, mesh: AnyMesh) -> None:
@@ -82,33 +82,33 @@ class History:
 
     @property
     def samples(self) -> dict[int, list[UsageSample]]:
-        """By rank (row-major in the whole mesh, also of a slice), the oldest first."""
+        """The samples by rank (row-major in the whole mesh, also of a slice), the oldest first."""
         samples = store_of(current_runtime()).history.of(self._procs.uid)
         return {rank: samples[rank] for rank in region_of(self.mesh).ranks() if rank in samples}
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks of which there are samples."""
+        """The ranks with samples."""
         ranks = set(region_of(self.mesh).ranks())
         return [rank for rank in store_of(current_runtime()).history.ranks(self._procs.uid) if rank in ranks]
 
     @property
     def parts(self) -> list[UsagePart]:
-        """What is common to all ranks, in parts of the time, the oldest first."""
+        """The use of all ranks together, in parts of the time, the oldest first."""
         if len(region_of(self.mesh)) == len(self._procs.region):
             return store_of(current_runtime()).history.common(self._procs.uid)
         return common(self.samples)
 
     @staticmethod
     def measured(parts: Sequence[UsagePart]) -> Iterator[Measure]:
-        """The measures of which something is known: those of GPUs only where there are any."""
+        """Yields the measures with values: those of GPUs only if there are any."""
         for measure in MEASURES:
             least = 0.0 if measure.field.startswith("gpu") else -1.0
             if any(part.high[measure.place] > least for part in parts):
                 yield measure
 
     def peak(self, field: str, parts: Sequence[UsagePart] | None = None) -> Peak:
-        """The most of `cpu`, `memory`, `gpu`, `gpu_memory`, `received` or `sent`. Raises ValueError without samples."""
+        """Returns the peak `cpu`, `memory`, `gpu`, `gpu_memory`, `received` or `sent`. Raises ValueError if unknown."""
         index = _field(field)
         part = max(self.parts if parts is None else parts, key=lambda part: part.high[index], default=None)
         if part is None:
@@ -116,11 +116,11 @@ class History:
         return Peak(part.rank[index], part.high[index], part.when[index])
 
     def where(self, rank: int) -> str:
-        """A rank by its coordinates."""
+        """Returns a rank by its coordinates."""
         return places_of(state_of(self.mesh).region, [rank]) or "it"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row for each measure, as texts: its name, the mean now, the peak, where and when, and a small curve."""
+        """Returns a row of texts for each measure: its name, the mean now, the peak, its rank and time, a curve."""
         samples, parts = self.samples, self.parts
         rows: list[tuple[str, ...]] = []
         for measure in self.measured(parts) if samples else ():
@@ -148,12 +148,12 @@ class History:
 
 
 def _field(name: str) -> int:
-    """The index of a field in the values of a part."""
+    """Returns the index of a field in the values of a part."""
     return UsageSample._fields.index(name) - 1
 
 
 def _spark(samples: dict[int, list[UsageSample]], field: str) -> str:
-    """The most of all ranks over time, a character for each part of it."""
+    """Returns the peak of all ranks over time, a character for each part of it."""
     points = [(sample.at, getattr(sample, field)) for ranks in samples.values() for sample in ranks]
     begin, end = min(moment for moment, _ in points), max(moment for moment, _ in points)
     most = [0.0] * min(_SPARKS, max(map(len, samples.values())))
@@ -167,7 +167,7 @@ def _spark(samples: dict[int, list[UsageSample]], field: str) -> str:
 def history(mesh: AnyMesh | MeshTrait) -> History:
     """CPU, memory, GPU, and bytes in and out of the processes of a mesh over the last hour.
 
-    Processes report once in a few seconds from the first call on, in a notebook with the extension from the beginning.
+    Processes report every few seconds from the first call on, in a notebook with the extension from the beginning.
     Does not block. Raises TypeError for a value that is not a mesh of processes or actors.
     """
     if not isinstance(mesh, (ActorMesh, ProcMesh)):

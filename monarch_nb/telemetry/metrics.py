@@ -12,8 +12,8 @@ from monarch_nb.wire import text_table
 class Metrics:
     """Values that the actors of a mesh (or of the procs of one) have reported with `monarch.telemetry.log`.
 
-    `series_of` returns the stored values of a mesh by its uid; `fetch` brings those that are on their way; `export`
-    begins to write them elsewhere, and `exports_of` returns the exports that have begun.
+    `series_of` returns the stored values of a mesh by its uid; `fetch` fetches unsent values; `export` begins to write
+    values elsewhere, and `exports_of` returns the exports that have begun.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class Metrics:
 
     @property
     def mesh(self) -> Handle[MeshState]:
-        """The mesh, or slice, that they are of."""
+        """The mesh, or slice, whose values these are."""
         return self._mesh
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the mesh."""
         return str(state_of(self._mesh).name)
 
     def _read(self) -> ByName:
-        """Values of the ranks of the mesh, or slice."""
+        """Returns the values of the ranks of the mesh, or slice."""
         self._fetch(self._mesh)
         bases = {base: index for index, base in enumerate(region_of(self._mesh).ranks())}
         by_name: ByName = {}
@@ -53,7 +53,7 @@ class Metrics:
         return by_name
 
     def __getitem__(self, name: str) -> dict[int, list[tuple[float, float]]]:
-        """The (step, value) pairs of each rank. Raises KeyError for a name that nobody has reported."""
+        """Returns the (step, value) pairs of each rank. Raises KeyError for a name without reports."""
         series = self._read()[name]
         return {rank: [(sample.step, sample.value) for sample in samples] for rank, samples in series.items()}
 
@@ -67,18 +67,18 @@ class Metrics:
         return name in self._read()
 
     def latest(self) -> Mapping[str, dict[int, float]]:
-        """The newest value of each name, by rank."""
+        """Returns the newest value of each name, by rank."""
         return {
             name: {rank: samples[-1].value for rank, samples in ranks.items()} for name, ranks in self._read().items()
         }
 
     def export(self, target: str, **options: object) -> MetricsExport:
-        """Writes these values, and all that follow, to "tensorboard", "wandb" or "mlflow". Does not block afterwards.
+        """Writes these values, and all later ones, to "tensorboard", "wandb" or "mlflow". Does not block afterwards.
 
         The controller writes; the ranks need none of these packages. `options` are `folder` of TensorBoard (by default
-        `runs/NAME`), those of `wandb.init`, or `experiment` and those of `mlflow.start_run`. It ends with the mesh, the
-        program, or `close()` of the result. What cannot be written later is reported once, and tried again. Raises
-        ValueError for another target, ImportError if its package is not installed, and what the package raises.
+        `runs/NAME`), those of `wandb.init`, or `experiment` and those of `mlflow.start_run`. The export ends with the
+        mesh, the program, or `close()` of the result. A later failure is reported once, and writes are tried again.
+        Raises ValueError for another target, ImportError without its package, and the package's own errors.
         """
         if self._export is None:
             raise ValueError("only metrics of a mesh can be exported")

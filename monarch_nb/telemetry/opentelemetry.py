@@ -10,48 +10,48 @@ R = TypeVar("R")
 
 
 class Instrument(Protocol):
-    """An instrument of a meter. Its kind decides which of the methods it has."""
+    """An instrument of a meter. Its kind determines its methods."""
 
     def add(self, amount: float, attributes: object = None, context: object = None) -> None:
-        """Counts on; of counters."""
+        """Adds to the count; for counters."""
 
     def record(self, amount: float, attributes: object = None, context: object = None) -> None:
-        """Notes one value; of histograms."""
+        """Records one value; for histograms."""
 
     def set(self, amount: float, attributes: object = None, context: object = None) -> None:
-        """Notes the current value; of gauges."""
+        """Records the current value; for gauges."""
 
 
 class Meter(Protocol):
-    """Makes instruments; the names are OpenTelemetry's."""
+    """Creates instruments; the names are OpenTelemetry's."""
 
     def create_counter(self, name: str, unit: str = "", description: str = "") -> Any:
-        """Only goes up."""
+        """Creates a counter that only increases."""
 
     def create_up_down_counter(self, name: str, unit: str = "", description: str = "") -> Any:
-        """Goes up and down."""
+        """Creates a counter that increases and decreases."""
 
     def create_histogram(self, name: str, unit: str = "", description: str = "") -> Any:
-        """Many values, of which the distribution matters."""
+        """Creates an instrument for a distribution of many values."""
 
     def create_observable_counter(
         self, name: str, callbacks: Sequence[Any] | None = None, unit: str = "", description: str = ""
     ) -> Any:
-        """A counter that is read through callbacks."""
+        """Creates a counter that is read through callbacks."""
 
     def create_observable_up_down_counter(
         self, name: str, callbacks: Sequence[Any] | None = None, unit: str = "", description: str = ""
     ) -> Any:
-        """An up-down counter that is read through callbacks."""
+        """Creates an up-down counter that is read through callbacks."""
 
     def create_observable_gauge(
         self, name: str, callbacks: Sequence[Any] | None = None, unit: str = "", description: str = ""
     ) -> Any:
-        """A gauge that is read through callbacks."""
+        """Creates a gauge that is read through callbacks."""
 
 
 class _Nothing:
-    """Instrument that discards everything."""
+    """An instrument that discards everything."""
 
     def add(self, amount: float, attributes: object = None, context: object = None) -> None:
         """Does nothing."""
@@ -60,7 +60,7 @@ class _Nothing:
 
 
 class _NoMeter:
-    """Stands in for a meter."""
+    """A stand-in for a meter."""
 
     def _make(self, name: str, *_: object, **__: object) -> _Nothing:
         return _Nothing()
@@ -70,9 +70,9 @@ class _NoMeter:
 
 
 def get_meter(name: str = "monarch") -> Meter:
-    """A meter of OpenTelemetry; what it measures goes to the provider that the program has set, or will set.
+    """Returns a meter of OpenTelemetry; its measurements go to the provider that the program has set, or will set.
 
-    Where the package opentelemetry-api is not installed, its instruments accept everything and keep nothing.
+    Without the package opentelemetry-api, its instruments discard everything.
     """
     try:
         from opentelemetry import metrics
@@ -83,7 +83,7 @@ def get_meter(name: str = "monarch") -> Meter:
 
 
 def span(name: str, attributes: Mapping[str, object] | None = None) -> Span:
-    """A span for a `with` block, of the current actor if any. It is recorded where the program has set up tracing."""
+    """Returns a span for a `with` block, of the current actor if any, which is recorded if tracing is set up."""
     return Span(name, attributes)
 
 

@@ -1,4 +1,4 @@
-"""Values that actors report of their work: `log` in the actor, `mesh.metrics` in the process that spawned the mesh."""
+"""Values that actors report: `log` in the actor, `mesh.metrics` in the process that spawned the mesh."""
 
 import itertools
 import threading
@@ -22,10 +22,10 @@ from monarch_nb.telemetry.verbs import REPORT, TAKE, MetricPoints
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, Done, number_of
 
-SENT_S = 0.2  # how long points are gathered
-TAKE_S = 1.0  # how long a reader waits for points that are still gathered,
+SENT_S = 0.2  # for which points are gathered
+TAKE_S = 1.0  # for which a reader waits for points that are still being gathered,
 MOST_RANKS = 256  # of at most so many ranks
-MOST = 5000  # points that are sent at once; of more the oldest are left out
+MOST = 5000  # points that are sent at once, beyond which the oldest are left out
 
 
 Listener = Callable[[list[MetricPoint]], None]
@@ -34,8 +34,8 @@ Listener = Callable[[list[MetricPoint]], None]
 def log(*, step: float | None = None, **values: Any) -> None:
     """Reports values, such as `log(step=3, loss=loss)`, for `mesh.metrics` and the live curves. Does not block.
 
-    Values are numbers, or tensors and arrays of one element. Without `step` each name counts for itself. Raises
-    TypeError for what is no number. Outside of actors it notes nothing.
+    Values are numbers, or tensors and arrays of one element. Without `step` each name has its own count. Raises
+    TypeError for other values. Outside actors it records nothing.
     """
     numbers = {name: _number(name, value) for name, value in values.items()}
     context, runtime = current.get(), started()
@@ -53,7 +53,7 @@ def log(*, step: float | None = None, **values: Any) -> None:
 def _number(name: str, value: Any) -> float:
     try:
         return number_of(value)
-    except (TypeError, ValueError, RuntimeError):  # the last is of a tensor of several elements
+    except (TypeError, ValueError, RuntimeError):  # the last for a tensor of several elements
         raise TypeError(f"log: {name}={value!r} is not a number") from None
 
 
@@ -73,10 +73,10 @@ class Points:
         runtime.verbs.handle(REPORT, self._on_report)
         runtime.part(MeshEvents).listeners.append(self._on_event)
 
-    # -- where actors are -------------------------------------------------------------------------------------------
+    # -- on processes with actors -----------------------------------------------------------------------------------
 
     def _home(self) -> str:
-        """The process that this one was spawned from, "" if it is the first."""
+        """The process that has spawned this one; "" in the first process."""
         home = self._runtime.part(MeshRegistry).started_by
         return "" if home == self._runtime.address else home
 
@@ -121,7 +121,7 @@ class Points:
                 if event.mesh.uid == state.uid or state.uid in _actors(event.mesh):
                     threading.Thread(target=export.close, name="monarch-metrics-end").start()
 
-    # -- where they were spawned from -------------------------------------------------------------------------------
+    # -- on the process that has spawned them -----------------------------------------------------------------------
 
     def _on_report(self, message: MetricPoints, asker: Asker[None]) -> None:
         home = self._home()
@@ -136,7 +136,7 @@ class Points:
         return MetricPoints(points)
 
     def _fetch(self, mesh: Handle[MeshState]) -> None:
-        """Fetches points that the processes of a mesh have not sent yet: all that was reported before a call answered.
+        """Fetches unsent points from the processes of a mesh: all that were reported before a call was answered.
 
         Blocks for their answers, at most `TAKE_S`; large meshes are not asked.
         """
@@ -153,7 +153,7 @@ class Points:
             try:
                 self._store(future.get(max(0.0, deadline - time.monotonic())).points)
             except (TimeoutError, RequestError):
-                continue  # they arrive by themselves later
+                continue  # they are sent later anyway
 
     def _store(self, points: list[MetricPoint]) -> None:
         with self._lock:
@@ -162,16 +162,16 @@ class Points:
                 listener(points)
 
     def of(self, mesh: str) -> ByName:
-        """Stored values of a mesh."""
+        """Returns the stored values of a mesh."""
         with self._lock:
             return self._series.of(mesh)
 
     def of_mesh(self, mesh: Handle[MeshState]) -> Metrics:
-        """Stored values of a mesh or slice, for people."""
+        """Returns the metrics of a mesh or slice, for people."""
         return Metrics(mesh, self.of, self._fetch, self._export, self._exports_of)
 
     def _export(self, mesh: Handle[MeshState], target: str, options: dict[str, object]) -> MetricsExport:
-        """Begins to write the values of a mesh or slice elsewhere, from the first one that is stored."""
+        """Begins to write the values of a mesh or slice elsewhere, from the first stored one."""
         state, region = state_of(mesh), region_of(mesh)
         texts = {base: places_of(region, [base]) if len(region) > 1 else "" for base in region.ranks()}
 
@@ -189,7 +189,7 @@ class Points:
         return export
 
     def _exports_of(self, mesh: Handle[MeshState]) -> list[MetricsExport]:
-        """Exports of a mesh or slice that have not ended."""
+        """Returns the exports of a mesh or slice that have not ended."""
         uid, ranks = state_of(mesh).uid, tuple(region_of(mesh).ranks())
         with self._lock:
             return [
@@ -213,7 +213,7 @@ class Points:
 
 
 def _actors(state: MeshState) -> Collection[str]:
-    """The actor meshes on processes."""
+    """Returns the actor meshes on processes."""
     return state.actors if isinstance(state, ProcState) else ()
 
 

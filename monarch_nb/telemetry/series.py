@@ -1,16 +1,16 @@
-"""Values over steps, kept by mesh, name and rank; long series get thinner from their old end."""
+"""Values over steps, stored by mesh, name and rank; long series are thinned from their old end."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-MOST_VALUES = 4096  # values of one name and rank; beyond that every other one of the older half goes
+MOST_VALUES = 4096  # values of one name and rank; beyond it every other one of the older half is dropped
 FORMER = 64  # meshes whose values are kept
 
 
 class MetricPoint(msgspec.Struct, array_like=True, frozen=True):
-    """A value. `step` is None where the program has counted none."""
+    """A value. `step` is None if the program has passed none."""
 
     mesh: str
     rank: int  # base rank
@@ -32,7 +32,7 @@ ByName = dict[str, dict[int, list[Sample]]]  # name -> base rank -> values
 
 
 class Series:
-    """Series of all meshes, the latest values of each. One thread at a time."""
+    """The latest values of all meshes. One thread at a time."""
 
     def __init__(self) -> None:
         self._meshes: dict[str, ByName] = {}
@@ -49,6 +49,6 @@ class Series:
             self._meshes.pop(next(iter(self._meshes)))
 
     def of(self, mesh: str) -> ByName:
-        """A copy of the values of a mesh."""
+        """Returns a copy of the values of a mesh."""
         by_name = self._meshes.get(mesh, {})
         return {name: {rank: list(samples) for rank, samples in ranks.items()} for name, ranks in by_name.items()}

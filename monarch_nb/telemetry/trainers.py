@@ -1,6 +1,6 @@
-"""What trainers of frameworks log on a rank is reported as `log` reports it, without a line of the program.
+"""Reports, as by `log`, of the values that frameworks' trainers log on a rank, without a line of the program.
 
-In programs of a notebook's cell, the first rank shows tables of losses as the framework does in a notebook.
+In programs of a notebook's cell, the first rank shows tables of losses like the framework in a notebook.
 """
 
 import os
@@ -25,7 +25,7 @@ def install() -> None:
 def _report_from_transformers(module: Any) -> None:
     callback: Any = getattr(module, "TrainerCallback", None)
     defaults = getattr(module, "DEFAULT_CALLBACKS", None)
-    if callback is None or not isinstance(defaults, list):  # another version of it
+    if callback is None or not isinstance(defaults, list):  # another version of the framework
         return
 
     module.DEFAULT_CALLBACKS = [*defaults, type("MeshMetricsCallback", (callback,), {"on_log": _on_log})]
@@ -35,15 +35,15 @@ def _report_from_transformers(module: Any) -> None:
 
 
 def show_tables(enabled: bool) -> None:
-    """Whether the next program of this process is shown by a cell that has tables."""
+    """Sets whether the next program of this process is shown by a cell with tables."""
     global _shows_tables
     _shows_tables = enabled
 
 
 def _progress(plain: type) -> Any:
-    """The class of the callback that shows how far a `Trainer` is: a table on the first rank, where it can be seen."""
+    """Returns the callback class for the progress of a `Trainer`: a table on the first rank, if it is displayed."""
     if _shows_tables and os.environ.get("RANK", "0") == "0":
-        with suppress(ImportError, AttributeError):  # without IPython, or of another version
+        with suppress(ImportError, AttributeError):  # without IPython, or with another version
             return import_module("transformers.utils.notebook").NotebookProgressCallback
     return plain
 
@@ -51,32 +51,32 @@ def _progress(plain: type) -> Any:
 def _on_log(
     _: object, args: object, state: Any, control: object, logs: Mapping[str, object] | None = None, **more: object
 ) -> None:
-    """Reports what a `Trainer` logs, for `mesh.metrics` and `%metrics`."""
-    if logs is None or "train_runtime" in logs:  # the summary at the end is no point of a curve
+    """Reports values that a `Trainer` logs, for `mesh.metrics` and `%metrics`."""
+    if logs is None or "train_runtime" in logs:  # the summary at the end is not a point of a curve
         return
     numbers = {name: value for name, value in logs.items() if isinstance(value, int | float) and name != "epoch"}
     telemetry.log(step=state.global_step, **numbers)
 
 
 def lightning_callbacks() -> list[object]:
-    """The callbacks that Lightning adds to every `Trainer` of a cluster: it finds this function as an entry point."""
+    """Returns the callbacks that Lightning, through an entry point, adds to every `Trainer` of a cluster."""
     return _callbacks_of("lightning.pytorch")
 
 
 def pytorch_lightning_callbacks() -> list[object]:
-    """The same for the package `pytorch_lightning`."""
+    """Returns the same callbacks for the package `pytorch_lightning`."""
     return _callbacks_of("pytorch_lightning")
 
 
 def _callbacks_of(package: str) -> list[object]:
-    if started() is None:  # a program of Lightning's alone
+    if started() is None:  # a program of Lightning alone
         return []
     methods = {"on_train_batch_end": _on_train_batch_end, "on_validation_end": _on_validation_end}
     return [type("MeshMetricsCallback", (import_module(package).Callback,), {**methods, "reported": {}})()]
 
 
 def _on_train_batch_end(callback: Any, trainer: Any, *_: object) -> None:
-    """Reports what a `LightningModule` logs in its steps, as often as the trainer's loggers get it."""
+    """Reports values that a `LightningModule` logs in its steps, as often as the trainer's loggers get them."""
     if trainer.global_step % trainer.log_every_n_steps == 0:
         _report_from_lightning(callback, trainer)
 

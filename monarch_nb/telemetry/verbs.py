@@ -1,4 +1,4 @@
-"""Engine messages with the values that actors report of their work."""
+"""Engine messages with the values that actors report."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from monarch_nb.wire import Done, Lane, Verb
 
 
 class MetricPoints(msgspec.Struct, array_like=True, frozen=True):
-    """Values, in the order in which they were reported."""
+    """Values, in the order of their reports."""
 
     points: list[MetricPoint]
 
