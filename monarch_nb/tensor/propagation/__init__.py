@@ -42,7 +42,7 @@ from .plan import (
 
 if TYPE_CHECKING:
     from .propagator import Propagator
-else:  # workers do without, and what works it out imports half of PyTorch's compiler
+else:  # workers do not need it, and planning imports half of PyTorch's compiler
     __getattr__ = lazy_names(__name__, {"propagator": ("Propagator",)})
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Builder of programs: steps, and the collectives that they cost."""
+"""Builder of programs: steps, and the collectives that they need."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ class Recorder(DispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Lets DTensors dispatch; records their collectives."""
+        """Leaves operations on DTensors to their own dispatch; records their collectives."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if func.namespace in ("_c10d_functional", "_dtensor", "c10d_functional"):
@@ -49,7 +49,7 @@ class Recorder(DispatchMode):
 
 
 class Draft:
-    """Steps, the metas of the registers that they fill, and the collectives that they cost."""
+    """Steps, the metas of the registers that they fill, and the collectives that they need."""
 
     def __init__(self, world: World, metas: Sequence[Meta]) -> None:
         self._imagined = world
@@ -60,14 +60,14 @@ class Draft:
         self.seeded: tuple[int, ...] | None = None
 
     def register(self, meta: Meta) -> int:
-        """A new register for a tensor with this meta."""
+        """Returns a new register for a tensor with this meta."""
         self.metas.append(meta)
         return len(self.metas) - 1
 
     def redistribute(self, source: int, placements: Placements, *, pending: bool = False) -> int:
         """Adds a redistribution; returns the register of the result, the same if placements are equal.
 
-        With `pending` it is only begun, where that is possible.
+        With `pending` it is only begun, if possible.
         """
         meta = self.metas[source]
         if meta.placements == placements:
@@ -82,13 +82,13 @@ class Draft:
         return out
 
     def finish(self, source: int, dims: tuple[int, ...]) -> int:
-        """Adds the wait for a redistribution that is pending; returns the register of the result."""
+        """Adds the wait for a pending redistribution; returns the register of the result."""
         out = self.register(self.metas[source])
         self.steps.append(Finish(source, self.metas[out], out, dims))
         return out
 
     def laid_out(self, source: int, stride: Sequence[int]) -> int:
-        """The register of the tensor, laid out in the order of these strides; the source if it is so already."""
+        """Returns the register of the tensor in the memory order of these strides; the source if it has that order."""
         meta = self.metas[source]
         target = Meta.of(meta.layout, meta.shape, meta.dtype, meta.placements, stride=stride)
         sizes = zip(meta.shape, meta.stride, target.stride, strict=True)
@@ -154,7 +154,7 @@ class Draft:
         return result
 
     def splice(self, draft: "Draft", inputs: Sequence[int]) -> dict[int, int]:
-        """Adds the steps of another draft on these input registers; returns a map of its registers to ours."""
+        """Adds the steps of another draft on these input registers; returns a map from its registers to these."""
         mapping = dict(enumerate(inputs))
         for register in range(len(inputs), len(draft.metas)):
             mapping[register] = self.register(draft.metas[register])
@@ -164,7 +164,7 @@ class Draft:
         return mapping
 
     def program(self, results: Sequence[int]) -> StepProgram:
-        """The finished program."""
+        """Returns the finished program."""
         return StepProgram(self._inputs, len(self.metas), tuple(self.steps), tuple(results), self.seeded)
 
 
@@ -188,10 +188,10 @@ def _renumbered(step: Step, mapping: dict[int, int]) -> Step:
 
 
 def redistribution(world: World, meta: Meta, placements: Placements) -> list[Collective]:
-    """The collectives of a redistribution."""
+    """Returns the collectives of a redistribution."""
     recorder = Recorder(world.dims)
     tensor, target = world.fake(meta), meta.placed(placements)
-    with recorder, contextlib.suppress(DataDependentOutputException):  # shards that views cut unevenly: not counted
+    with recorder, contextlib.suppress(DataDependentOutputException):  # shards cut unevenly by views: not counted
         placed(tensor._local_tensor, tensor._spec, target, world.spec(target))
     return recorder.collectives
 
@@ -242,31 +242,31 @@ class Writer:
         return [Slot(mapping[register]) for register in results if register is not None]
 
     def whole(self, slot: Slot) -> Slot:
-        """The tensor, replicated; a tensor of own values stays so, since each rank has a whole one."""
+        """Returns the tensor, replicated; a tensor of own values is unchanged, since each rank has a whole one."""
         if self._draft.metas[slot.register].is_own:
             return slot
         return Slot(self._draft.gather(slot.register))
 
     def summed(self, slot: Slot) -> Slot:
-        """The tensor, reduced if it is partial."""
+        """Returns the tensor, reduced if it is partial."""
         placements = self._draft.metas[slot.register].placements
         return Slot(self._draft.redistribute(slot.register, summed(placements)))
 
     def cut(self, slot: Slot, placements: Sequence[Placement]) -> Slot:
-        """The tensor with these placements."""
+        """Returns the tensor with these placements."""
         return Slot(self._draft.redistribute(slot.register, tuple(placements)))
 
     def like(self, slot: Slot, template: Slot) -> Slot:
-        """The tensor with the placements of `template`."""
+        """Returns the tensor with the placements of `template`."""
         return Slot(self._draft.redistribute(slot.register, self._draft.metas[template.register].placements))
 
     def placements(self, slot: Slot) -> Placements:
-        """The placements of a slot."""
+        """Returns the placements of a slot."""
         return self._draft.metas[slot.register].placements
 
     def _shape(self, value: object) -> tuple[int, ...] | None:
         return self.shape(value) if isinstance(value, Slot) else None
 
     def shape(self, slot: Slot) -> tuple[int, ...]:
-        """The global shape of a slot."""
+        """Returns the global shape of a slot."""
         return self._draft.metas[slot.register].shape

@@ -1,4 +1,4 @@
-"""Exceptions for operations on sharded tensors that are refused when they are issued, and the user's line."""
+"""Exceptions for operations on sharded tensors that are refused on issue, and the user's line."""
 
 import os
 import sys
@@ -26,20 +26,20 @@ class DataDependentShapeError(PropagationError):
 
 
 class NoRuleError(PropagationError):
-    """The operation has no sharding rule, and settings forbid to gather its inputs."""
+    """The operation has no sharding rule, and settings forbid gathering its inputs."""
 
 
 class ViewWriteError(PropagationError):
-    """A write through a view that is a copy, because the dimension it cuts is sharded: it would be lost."""
+    """A write through a view that is a copy, because it cuts a sharded dimension: the write would be lost."""
 
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, __file__.rpartition(os.sep + "tensor" + os.sep)[0] + os.sep)
 
 
 def user_line() -> str:
-    """`file:line` of the innermost frame that is neither PyTorch's nor ours; empty if there is none.
+    """Returns `file:line` of the innermost frame that is neither PyTorch's nor ours; empty if there is none.
 
-    In a backward pass that is the line that called `backward()`, if autograd runs on the calling thread.
+    In a backward pass this is the line that called `backward()`, if autograd runs on the calling thread.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

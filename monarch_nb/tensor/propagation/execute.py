@@ -25,11 +25,11 @@ from .placing import (
 )
 from .plan import Call, Finish, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
 
-# PyTorch registers these when they are first used, perhaps in another process only.
+# PyTorch registers these on first use, perhaps in another process only.
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy", "prims": "torch._prims"}
 
 Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
-Kind = tuple[int, str, torch.dtype, bool]  # of an exchange: mesh dimension, how, dtype, whether it is pending
+Kind = tuple[int, str, torch.dtype, bool]  # of an exchange: mesh dimension, method, dtype, whether it is pending
 
 
 class DispatchMode(TorchDispatchMode):
@@ -56,7 +56,7 @@ class OperationRecorder(DispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Lets DTensors dispatch; records their operations on shards."""
+        """Leaves operations on DTensors to their own dispatch; records their operations on shards."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         self.calls.append((func, args, kwargs or {}))
@@ -66,8 +66,8 @@ class OperationRecorder(DispatchMode):
 def _direct_call(
     step: Call, recorder: OperationRecorder, registers: Sequence[object], result: object
 ) -> tuple[tuple[object, ...], dict[str, object], tuple[DTensorSpec | None, ...]] | None:
-    """The arguments of the single operation on shards that a step consists of, with the slots of the step, and the
-    specs of its results; None if the step consists of more.
+    """Returns the arguments of the only operation on shards in a step, with the slots of the step, and the specs of
+    its results; None if the step has more operations.
     """
     if len(recorder.calls) != 1:
         return None
@@ -90,11 +90,11 @@ def _direct_call(
 
 
 class _MismatchError(Exception):
-    """The operation on shards has an argument that the step does not have."""
+    """The operation on shards has an argument that the step lacks."""
 
 
 def _matched(planned: object, actual: object, registers: Sequence[object]) -> object:
-    """The arguments that ran, with slots for shards."""
+    """Returns the actual arguments, with slots in place of shards."""
     if isinstance(planned, Slot):
         tensor = registers[planned.register]
         if not isinstance(tensor, DTensor) or actual is not tensor._local_tensor:
@@ -122,10 +122,10 @@ def _results(result: object) -> list[object]:
 
 
 class Runner:
-    """Runs one program on a mesh of which this process is a rank. Made once per program.
+    """Runs one program on a mesh of which this process is a rank. Created once per program.
 
-    Calling it blocks as its collectives do, and raises what its operations raise. Calls up to the first that succeeds
-    run on PyTorch's sharded tensors; later ones run one generated function.
+    A call blocks in its collectives, and raises the errors of its operations. Calls up to the first that succeeds run
+    on PyTorch's sharded tensors; later ones run one generated function.
     """
 
     def __init__(self, program: StepProgram, mesh: DeviceMesh, measured: Measured = unmeasured) -> None:
@@ -233,12 +233,12 @@ class _FunctionWriter:
                 self._lines.append(f"r{step.out} = tensor(kind, o[{index}], {spec}, requires_grad=False)")
 
     def in_order(self, step: Call | LocalStep, registers: list[object]) -> None:
-        """Lays results out as their metas say, now and in the source, where the kernel does otherwise.
+        """Lays results out as in their metas, now and in the source, if the kernel does otherwise.
 
-        Some kernels give other strides than PyTorch's fake tensors, by which later views of the result are planned.
+        Some kernels give other strides than PyTorch's fake tensors, with which later views of the result are planned.
         """
         if any(returned.alias_info is not None for returned in overload(step.operation)._schema.returns):
-            return  # views, and what is written to
+            return  # views, and written tensors
         for register in step.out:
             value = None if register is None else registers[register]
             if register is not None and isinstance(value, DTensor) and _is_out_of_order(value):
@@ -318,7 +318,7 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 
 def grouped_steps(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
-    """Yields the steps in order, redistributions of arguments that follow each other in one piece."""
+    """Yields the steps in order, with successive redistributions of arguments as one group."""
     group: list[Step] = []
     outputs = set[int]()
     for step in steps:
@@ -356,7 +356,7 @@ def split_exchanges(
 
 
 class Redistributor:
-    """Redistributes tensors to a spec. The move is worked out for the first tensor, and again for other placements."""
+    """Redistributes tensors to a spec. The move is planned for the first tensor, and again for other placements."""
 
     def __init__(self, meta: Meta, spec: DTensorSpec, measured: Measured) -> None:
         self._meta, self._spec, self._measured = meta, spec, measured
@@ -364,7 +364,7 @@ class Redistributor:
         self._move: Mover
 
     def __call__(self, tensor: DTensor) -> DTensor:
-        """Returns the tensor, with memory of its own."""
+        """Returns the tensor, in new memory."""
         spec = tensor._spec
         if spec is not self._source:
             if self._source is None or spec != self._source:
@@ -375,7 +375,7 @@ class Redistributor:
 
 
 def _is_out_of_order(value: DTensor) -> bool:
-    """Whether a shard has other strides than one of a dense tensor with the strides of the whole."""
+    """Returns whether the whole tensor is dense and the strides of a shard are not in the same order."""
     local, meta = value._local_tensor, value._spec.tensor_meta
     if meta is None or tuple(meta.stride) != dense(meta.stride, meta.shape):
         return False
@@ -404,7 +404,7 @@ def _value(value: Any, registers: list[object], scalars: Sequence[float]) -> obj
 
 
 def leaves(result: object) -> list[object]:
-    """The leaves of a result; None for other values than tensors."""
+    """Returns the leaves of a result; None for values other than tensors."""
     if isinstance(result, list | tuple):
         return [leaf for item in result for leaf in leaves(item)]
     return [result if isinstance(result, torch.Tensor) else None]

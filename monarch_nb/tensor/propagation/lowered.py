@@ -1,6 +1,6 @@
-"""Drafts operations that run on shards after redistributing the inputs, and tries them on fake tensors.
+"""Drafts of operations that run on shards after redistributing the inputs, and their trial on fake tensors.
 
-Where meta functions reject what kernels accept, there are own ones.
+Meta functions that reject arguments which kernels accept are replaced.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from .meta import Meta, Placements
 from .operation import Leaf, Operation
 from .world import World
 
-# Kernels that end the process where a tensor has no elements.
+# Kernels that end the process if a tensor has no elements.
 _FATAL = frozenset(
     {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"}
 )
@@ -28,14 +28,14 @@ _MAX_ELEMENTS = 1 << 22  # elements whose order is compared
 Tensor = torch.Tensor
 _ALIGNED = 16  # bytes
 _ONE_ADDRESS = "single memory location"
-REAL = 1 << 24  # limit of elements of real tensors on which a kernel is tried
+REAL = 1 << 24  # elements at most of real tensors on which a kernel is tried
 _MEAN, _SUM = 1, 2  # how losses are reduced
-# Their meta functions divide by the number of elements, in Python, where kernels divide no element by it.
+# Their meta functions divide by the number of elements, in Python, even if it is 0, unlike kernels.
 _DIVIDED = frozenset({"mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"})
 
 
 def imagined(operation: Operation, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """Runs the operation on fake tensors. Raises what it raises."""
+    """Runs the operation on fake tensors. Raises its errors."""
     if operation.packet in _DIVIDED:
         args = _with_sum_reduction(args)
     call: Callable[..., object] = _OURS.get(operation.packet) or operation.func
@@ -43,9 +43,9 @@ def imagined(operation: Operation, args: Sequence[object], kwargs: Mapping[str, 
 
 
 def on_real_tensors(operation: Operation, tensors: Sequence[Tensor]) -> None:
-    """Runs the operation on zeros of these shapes, since kernels reject more than fake tensors. Raises what it raises.
+    """Runs the operation on zeros of these shapes, since kernels reject more than fake tensors. Raises its errors.
 
-    No random numbers of the program are drawn for it.
+    No random numbers of the program are drawn.
     """
     with unset_fake_temporarily(), torch.random.fork_rng(devices=[], enabled=operation.random):
         real = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu").zero_() for t in tensors]
@@ -55,7 +55,7 @@ def on_real_tensors(operation: Operation, tensors: Sequence[Tensor]) -> None:
 
 
 def refuse_one_address(operation: Operation, tensors: Sequence[Tensor]) -> None:
-    """Raises what kernels raise for a write to a tensor of which several elements lie at one address.
+    """Raises the kernels' error for a write to a tensor with several elements at one address.
 
     A few operations accept such tensors, since they write the same value to each element.
     """
@@ -75,7 +75,7 @@ def refuse_one_address(operation: Operation, tensors: Sequence[Tensor]) -> None:
 
 
 def _with_sum_reduction(args: Sequence[object]) -> Sequence[object]:
-    """Arguments of a loss gradient with a sum in place of a mean, which has the same shape."""
+    """Returns arguments of a loss gradient with a sum in place of a mean, which has the same shape."""
     _, predictions, _, reduction, *options = args
     if reduction == _MEAN and isinstance(predictions, Tensor) and not predictions.numel():
         return (*args[:3], _SUM, *options)
@@ -133,7 +133,7 @@ _OURS: dict[str, Callable[..., object]] = {"_grouped_mm": _grouped_mm, "_ctc_los
 
 
 class Unfit(Exception):
-    """Running the operation on shards would be wrong. The text says why."""
+    """Running the operation on shards would be wrong. The text has the reason."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def lowered(lowering: Lowering, leaves: Sequence[Leaf], worlds: Sequence[World])
     if operation.packet in _RESHAPES and metas[0] is not None:
         _check_order(draft.metas[moved[0]], metas[0])
     is_uneven = any(meta.is_uneven for meta in (*draft.metas, *filter(None, metas)))
-    for world in worlds if is_uneven else worlds[:1]:  # else all ranks have shards of one size
+    for world in worlds if is_uneven else worlds[:1]:  # else all shards are of one size
         _check_on_shards(operation, [draft.metas[register] for register in moved], leaves, metas, world)
     return draft, draft.local(operation, moved, metas)
 
@@ -215,14 +215,14 @@ def _check_on_shards(
 
 
 def _check_order(source: Meta, result: Meta) -> None:
-    """Raises Unfit if a rank's elements, in their order, would be others in another shape of the tensor.
+    """Raises Unfit if a rank would have other elements, or another order, in another shape of the tensor.
 
-    Rules that cut a dimension in parts, one of each for a rank, are wrong where such a part is no whole row of the new
+    Rules that cut a dimension into parts, one of each for a rank, are wrong if such a part is no whole row of the new
     shape (torch 2.13, `_ViewShardingPropagator`).
     """
     if not any(getattr(placement, "split_factor", 1) > 1 for placement in (*source.placements, *result.placements)):
         return
-    inner = 0  # dimensions that are last in both shapes, and uncut
+    inner = 0  # last dimensions of both shapes that are uncut
     cuts = [{getattr(placement, "dim", None) for placement in meta.placements} for meta in (source, result)]
     while inner < min(len(source.shape), len(result.shape)) and not (
         source.shape[-1 - inner] != result.shape[-1 - inner]
@@ -248,7 +248,7 @@ def _check_order(source: Meta, result: Meta) -> None:
 
 
 def _elements(meta: Meta, shape: Sequence[int], coordinate: Sequence[int]) -> torch.Tensor:
-    """The numbers of the elements that a rank has, in order, of a tensor of that shape, cut as `meta` says."""
+    """Returns the numbers of a rank's elements, in order, of a tensor of that shape, cut as in `meta`."""
     numbers = torch.arange(math.prod(shape), device="cpu").view(tuple(shape))
     for pieces, position, placement in zip(meta.layout.shape, coordinate, meta.placements, strict=True):
         dim = getattr(placement, "dim", None)
@@ -260,7 +260,7 @@ def _elements(meta: Meta, shape: Sequence[int], coordinate: Sequence[int]) -> to
 
 
 def _run_empty_shard(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
-    """Runs the operation on real tensors for a rank with an empty shard, which kernels reject more often than fakes.
+    """Runs the operation on real tensors for a rank with an empty shard, which kernels may reject though fakes do not.
 
     The minimum of no numbers, for example, has a shape but no value.
     """
@@ -277,13 +277,13 @@ def _share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def flat(result: object) -> list[object]:
-    """The leaves of what an operation returns."""
+    """Returns the leaves of an operation's result."""
     if isinstance(result, list | tuple):
         return [leaf for item in result for leaf in flat(item)]
     return [result]
 
 
 def reason(error: Exception) -> str:
-    """An error in one line."""
+    """Returns an error in one line."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

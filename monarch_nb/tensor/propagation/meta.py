@@ -1,4 +1,4 @@
-"""Metadata of sharded tensors: global shape, dtype, strides and placements; their DTensorSpecs."""
+"""Metadata of sharded tensors (global shape, dtype, strides and placements) and their DTensorSpecs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ dtensor: Callable[..., DTensor] = DTensor  # its constructor has no types
 
 
 class OwnValue(Placement):
-    """Each rank has a value of its own: operations run on every rank, with no exchange between them.
+    """The placement of values that each rank has alone: operations run on every rank, without exchange between them.
 
     A tensor has it along all dimensions of its mesh, or along none.
     """
@@ -33,7 +33,7 @@ class OwnValue(Placement):
         return False
 
     def is_partial(self, reduce_op: str | None = None) -> bool:
-        """Always false: no value is made of all of them, unless a program asks for that."""
+        """Always false: values are combined only if a program requests it."""
         return False
 
     def __eq__(self, other: object) -> bool:
@@ -67,19 +67,19 @@ class MeshLayout:
 
 
 def replicated(layout: MeshLayout) -> Placements:
-    """A whole copy on every rank."""
+    """Returns the placements of a whole copy on every rank."""
     return (Replicate(),) * len(layout.shape)
 
 
 def own_values(layout: MeshLayout) -> Placements:
-    """A value of its own on every rank."""
+    """Returns the placements of a separate value on every rank."""
     return (OWN_VALUE,) * len(layout.shape)
 
 
 class Meta:
     """All properties of a tensor except its values. Equal metas are the same object, so that they are cheap cache keys.
 
-    `copied` marks a view in PyTorch that has memory of its own on the workers, since it cuts a sharded dimension of its
+    `copied` marks a view in PyTorch that has its own memory on the workers, since it cuts a sharded dimension of its
     base.
     """
 
@@ -91,7 +91,7 @@ class Meta:
     dtype: torch.dtype
     placements: Placements
     copied: bool
-    is_own: bool  # each rank has a value of its own
+    is_own: bool  # each rank has its own value
 
     _interned: ClassVar[dict[tuple[object, ...], "Meta"]] = {}
 
@@ -131,17 +131,17 @@ class Meta:
 
     @property
     def is_replicated(self) -> bool:
-        """Every rank has a whole copy."""
+        """True if every rank has a whole copy."""
         return all(placement.is_replicate() for placement in self.placements)
 
     @property
     def is_sharded(self) -> bool:
-        """Some mesh dimension cuts the tensor."""
+        """True if some mesh dimension cuts the tensor."""
         return any(not (p.is_replicate() or p.is_partial()) for p in self.placements) and not self.is_own
 
     @property
     def is_uneven(self) -> bool:
-        """Some dimension does not divide by the ranks that share it, so that shards differ in size."""
+        """True if some dimension is not a multiple of the ranks that share it, so that shards differ in size."""
         ways: dict[int, int] = {}
         for size, placement in zip(self.layout.shape, self.placements, strict=True):
             dim = getattr(placement, "dim", None)
@@ -151,17 +151,17 @@ class Meta:
 
     @property
     def expanded(self) -> tuple[int, ...]:
-        """Dimensions along which all elements are one in memory. None that a placement cuts: its shards are copies."""
+        """Dimensions along which all elements are one in memory, without dimensions that are cut: shards are copies."""
         cut = {getattr(placement, "dim", None) for placement in self.placements}
         sized = enumerate(zip(self.shape, self.stride, strict=True))
         return tuple(dim for dim, (size, step) in sized if size > 1 and not step and dim not in cut)
 
     def placed(self, placements: Sequence[Placement]) -> "Meta":
-        """The meta with other placements."""
+        """Returns the meta with other placements."""
         return Meta.of(self.layout, self.shape, self.dtype, placements, stride=self.stride)
 
     def as_copy(self) -> "Meta":
-        """The meta of a copied view."""
+        """Returns the meta of a copied view."""
         return Meta.of(self.layout, self.shape, self.dtype, self.placements, stride=self.stride, copied=True)
 
     def __repr__(self) -> str:
@@ -191,7 +191,7 @@ def _picklable(placement: Placement) -> Placement | tuple[float]:
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor, in elements."""
+    """Returns the strides of a contiguous tensor, in elements."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -200,7 +200,7 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def dense(stride: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor of this shape whose dimensions lie in memory in the order of the given strides."""
+    """Returns the strides of a dense tensor of this shape, with its dimensions in the order of the given strides."""
     strides, step = [0] * len(shape), 1
     for dim in sorted(range(len(shape)), key=lambda d: (stride[d], -d)):
         strides[dim] = step
@@ -218,7 +218,7 @@ def _word(placement: Placement) -> str:
     return "Replicate" if placement.is_replicate() else str(placement)
 
 
-# Process groups carry these as wider ones, which hold the same numbers.
+# Process groups carry these as wider dtypes, which represent the same numbers.
 _CARRIERS = {
     torch.int16: torch.int32,
     torch.uint16: torch.int32,
@@ -232,15 +232,15 @@ _CARRIERS = {
 
 
 def carrier(dtype: torch.dtype) -> torch.dtype | None:
-    """The wider dtype in which collectives carry values of a dtype; None if they carry it directly."""
+    """Returns the wider dtype in which collectives carry values of a dtype; None if they carry it directly."""
     return _CARRIERS.get(dtype)
 
 
 def spec_of(meta: Meta, mesh: DeviceMesh) -> DTensorSpec:
-    """The spec of a tensor with this meta.
+    """Returns the spec of a tensor with this meta.
 
-    Strided shards are what views make of shards, cut in order of the mesh dimensions; not an order of their own. Values
-    of their own are to PyTorch what replicas are: whole tensors, for which nothing is exchanged.
+    Strided shards are results of views of shards, cut in the order of the mesh dimensions; not another order. PyTorch
+    treats own values like replicas: as whole tensors without exchange.
     """
     facts = TensorMeta(torch.Size(meta.shape), meta.stride, meta.dtype)
     if meta.is_own:

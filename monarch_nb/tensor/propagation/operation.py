@@ -1,8 +1,8 @@
-"""A call of an ATen operation with placeholders for its tensors, for which a plan is made.
+"""A call of an ATen operation with placeholders for its tensors, to be planned.
 
 Dimensions and positions are counted from the front, before any rule sees them: `x.cumsum(-1)` and `x.cumsum(1)` are one
-operation. Sharding rules compare dimensions with those that are cut, and many of them, PyTorch's own among them,
-compare the numbers as they were written.
+operation. Sharding rules compare dimensions with cut ones, and many of them, PyTorch's own included, compare the
+numbers as they were written.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,18 +15,18 @@ from torch.distributed.tensor import Partial, Replicate
 from .meta import Meta, Placements
 from .plan import ResultSlot, Scalar, Slot
 
-# What an operation gives on plain tensors: a new tensor and the registers that it is a view of; None for anything else.
+# A result on plain tensors: a new tensor and the registers of which it is a view; None for other values.
 Leaf = tuple[torch.Tensor, tuple[int, ...]] | None
 
-# In training they change running_mean and running_var in place, which their schema does not say.
+# In training they change running_mean and running_var in place, which their schema lacks.
 _TRACKING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 
 
 @dataclass(frozen=True)
 class Operation:
-    """The operation, its arguments with `Slot`s for tensors and `Scalar`s for numbers, and what stands in them.
+    """The operation, its arguments with `Slot`s for tensors and `Scalar`s for numbers, and their values.
 
-    `scalars` are those of the call that the plan is made for: others of the same type may come with the next.
+    `scalars` are those of the planned call: the next call may pass others of the same type.
     """
 
     func: torch._ops.OpOverload
@@ -37,7 +37,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Name such as `aten.add.Tensor`."""
+        """The name, such as `aten.add.Tensor`."""
         return str(self.func)
 
     @cached_property
@@ -46,7 +46,7 @@ class Operation:
         return torch.Tag.nondeterministic_seeded in self.func.tags and self.argument("dropout_p") != 0.0
 
     def argument(self, name: str) -> object:
-        """Value or default of an argument of the schema, else None."""
+        """Returns value or default of an argument of the schema; None for other names."""
         for index, argument in enumerate(self.func._schema.arguments):
             if argument.name == name:
                 if name in self.kwargs:
@@ -56,22 +56,22 @@ class Operation:
 
     @property
     def device(self) -> str:
-        """The kind of device that the ranks have."""
+        """The kind of device of the ranks."""
         return self.metas[0].layout.device
 
     @property
     def packet(self) -> str:
-        """Name without overload, such as `add`."""
+        """The name without overload, such as `add`."""
         return self.func._schema.name.partition("::")[2]
 
     def filled(self, tensor: Callable[[int], object]) -> tuple[list[object], dict[str, object]]:
-        """Arguments with `tensor(register)` for each tensor, and the numbers of this call."""
+        """Returns the arguments with `tensor(register)` for each tensor, and the numbers of this call."""
         return self.filled_with(tensor, lambda index: self.scalars[index])
 
     def filled_with(
         self, tensor: Callable[[int], object], number: Callable[[int], object] = Scalar
     ) -> tuple[list[object], dict[str, object]]:
-        """Arguments with `tensor(register)` for each tensor, and `number(index)` for each number."""
+        """Returns the arguments with `tensor(register)` for each tensor, and `number(index)` for each number."""
 
         def fill(value: object) -> object:
             if isinstance(value, Slot):
@@ -96,7 +96,7 @@ class Operation:
         return tuple(registers)
 
     def aliases(self, index: int) -> tuple[tuple[int, ...], bool]:
-        """Registers that the schema says a return shares memory with, by its `index`; and whether it *is* these."""
+        """Returns registers with which return `index` shares memory by the schema, and whether it *is* these."""
         returned = self.func._schema.returns[index].alias_info
         if returned is None:
             return (), False
@@ -104,15 +104,15 @@ class Operation:
         for argument in self.func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.before_set & returned.before_set:
                 registers += slots(self.argument(argument.name))
-        if not registers and self.func.is_view:  # a list of views: the schema does not say of what
+        if not registers and self.func.is_view:  # a list of views: their base is not in the schema
             registers = slots(self.argument(self.func._schema.arguments[0].name))
         return tuple(registers), returned.is_write
 
     def results(self, plain: object) -> tuple[object, list[Leaf]]:
-        """The tree of what a call returns, given what it returned on plain tensors; and its new tensors.
+        """Returns the tree of a call's result, from its result on plain tensors, and its new tensors.
 
-        New tensors come in order of the leaves, each with the registers that it is a view of; None stands for a leaf
-        that is no new tensor.
+        New tensors are in the order of the leaves, each with the registers of which it is a view; None stands for a
+        leaf that is not a new tensor.
         """
         returns = self.func._schema.returns
         leaves: list[Leaf] = []
@@ -145,7 +145,7 @@ class Operation:
 
 
 def slots(value: object) -> list[int]:
-    """Registers of the tensors in an argument."""
+    """Returns the registers of the tensors in an argument."""
     if isinstance(value, Slot):
         return [value.register]
     if isinstance(value, list | tuple):
@@ -154,7 +154,7 @@ def slots(value: object) -> list[int]:
 
 
 def out_of_place(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The operation that returns as a new view what this one does to a tensor in place; None if there is none."""
+    """Returns the operation that gives as a new view the effect of an in-place one; None if there is none."""
     name = func._schema.name.partition("::")[2]
     if name not in ("as_strided_", "detach_", "squeeze_", "t_", "transpose_", "unsqueeze_"):
         return None
@@ -164,13 +164,13 @@ def out_of_place(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     return overload
 
 
-# These move or copy elements: the part of each rank stays a part, of any kind.
+# These move or copy elements: the part of each rank remains a part, of any kind.
 _MOVES = frozenset(
     ["clone", "contiguous", "_unsafe_view", "_reshape_alias", "cat", "stack", "expand_copy", "view_copy", "t_copy"]
 )
 # Sums of parts are parts of the sum.
 _SUMS = frozenset(["add", "sub", "add_", "sub_", "_foreach_add", "_foreach_add_", "_foreach_sub", "_foreach_sub_"])
-# So are multiples.
+# Multiples of parts are parts of the multiple.
 _MULTIPLES = frozenset(["mul", "mul_", "div", "div_", "_foreach_mul", "_foreach_mul_", "_foreach_div", "_foreach_div_"])
 _LINEAR = frozenset(
     ["neg", "neg_", "sum", "zero_", "embedding_dense_backward", "_foreach_neg", "_foreach_neg_", "_foreach_zero_"]
@@ -183,20 +183,20 @@ def has_parts(meta: Meta) -> bool:
 
 
 def summed(placements: Placements) -> Placements:
-    """The placements after a reduction."""
+    """Returns the placements after a reduction."""
     return tuple(Replicate() if placement.is_partial() else placement for placement in placements)
 
 
 def carries_parts(operation: Operation) -> bool:
-    """The operation, run on each rank's parts, gives parts of its result.
+    """Returns whether the operation, run on each rank's parts, gives parts of its result.
 
-    PyTorch's rules claim this of more operations than they should: `fill_` writes the value on each rank, `1 - x`
-    counts the one once for each.
+    PyTorch's rules wrongly accept more operations: `fill_` would write the value on each rank, `1 - x` would count the
+    one once for each.
     """
     metas, packet = operation.metas, operation.packet
     alike = all(meta.placements == metas[0].placements for meta in metas)
     if operation.func.is_view or packet in _MOVES:
-        return alike and operation.func is not torch.ops.aten.view.dtype  # which looks at bits
+        return alike and operation.func is not torch.ops.aten.view.dtype  # which depends on bits
     if not all(map(_adds_up, metas)):
         return False
     dtype = operation.argument("dtype")
@@ -226,9 +226,9 @@ def _adds_up(meta: Meta) -> bool:
 
 
 _DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "dimension", "axis", "start_dim", "end_dim"})
-# These count one dimension more than their input has: their result's.
+# These count the dimensions of their result, one more than their input's.
 _ONE_MORE = frozenset({"unsqueeze", "stack", "diag_embed"})
-# A dimension of -1 means something else here.
+# A dimension of -1 has another meaning here.
 _NOT_COUNTED = frozenset({"weight_norm", "norm_except_dim"})
 # Positions along the dimension `dim`.
 _POSITION = {"select": ("index",), "slice": ("start", "end"), "narrow": ("start",)}
@@ -240,10 +240,10 @@ Shape = Callable[[object], Sequence[int] | None]
 def counted_from_front(
     func: torch._ops.OpOverload, args: Sequence[object], kwargs: dict[str, object], shape: Shape
 ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-    """The arguments with negative dimensions and positions replaced; None if there are none.
+    """Returns the arguments with negative dimensions and positions replaced; None if there are none.
 
-    `shape` returns the shape of a tensor's placeholder, and None for anything else. Values out of range stay, so that
-    the operation itself rejects them.
+    `shape` returns the shape of a tensor's placeholder, and None for other values. Values out of range are kept, so
+    that the operation itself rejects them.
     """
     named, packet = func._schema.arguments, _plain(func._schema.name.partition("::")[2])
     values = {argument.name: value for argument, value in zip(named, args, strict=False)} | kwargs
@@ -272,7 +272,7 @@ def counted_from_front(
 
 
 def _sizes(arguments: dict[str, object], shape: Shape) -> Sequence[int] | None:
-    """Sizes in which dimensions are counted: of the tensor, or of the one that a gradient belongs to."""
+    """Returns the sizes in which dimensions are counted: of the tensor, or of the tensor of a gradient."""
     for name in ("input_sizes", "self_sizes"):
         sizes = arguments.get(name)
         if isinstance(sizes, list | tuple):
@@ -283,13 +283,13 @@ def _sizes(arguments: dict[str, object], shape: Shape) -> Sequence[int] | None:
             return value_shape
         if isinstance(value, list | tuple):
             several = [sizes for sizes in map(shape, value) if sizes is not None]
-            if several:  # `cat` takes empty tensors of one dimension among others
+            if several:  # `cat` also takes empty tensors of one dimension
                 return max(several, key=len)
     return None
 
 
 def _plain(packet: str) -> str:
-    """`slice` for `slice_backward`, `stack` for `_stack`: the operation whose dimensions and positions these are."""
+    """Returns `slice` for `slice_backward`, `stack` for `_stack`: the operation with these dimensions and positions."""
     packet = packet.removesuffix("_").removeprefix("_")
     for form in _FORMS:
         packet = packet.removesuffix(form)
@@ -305,7 +305,7 @@ def _counted_dim(value: object, rank: int) -> object:
 
 
 def _counted_position(value: object, size: int, *, exact: bool) -> object:
-    """A position counted from the front; ends of a slice are clamped."""
+    """Returns a position counted from the front; ends of a slice are clamped."""
     if type(value) is not int:
         return value
     if exact:

@@ -24,15 +24,15 @@ class Exchange(NamedTuple):
     """A collective that several tensors can share."""
 
     dim: int  # of the mesh
-    how: str  # GATHER, SCATTER, or the operation of an all-reduce
-    axis: int  # the tensor dimension along which the pieces are cut
+    how: str  # GATHER, SCATTER, or an all-reduce's operation
+    axis: int  # the tensor dimension along which pieces are cut
 
 
 class Measured(Protocol):
-    """Returns a function that does the same, measured as communication along these mesh dimensions."""
+    """Wraps functions, so that they are measured as communication along these mesh dimensions."""
 
     def __call__(self, dims: tuple[int, ...], call: Callable[[G], R]) -> Callable[[G], R]:
-        """Returns the function."""
+        """Returns the wrapped function."""
 
 
 def unmeasured(dims: tuple[int, ...], call: Callable[[G], R]) -> Callable[[G], R]:
@@ -43,14 +43,14 @@ def unmeasured(dims: tuple[int, ...], call: Callable[[G], R]) -> Callable[[G], R
 def mover(now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> Mover:
     """Returns `placed` as a function of the shard.
 
-    Moves by at most one collective are worked out once; PyTorch's own redistribution takes a quarter of a millisecond
-    for that each time.
+    Moves by at most one collective are planned once; PyTorch's own redistribution takes a quarter of a millisecond for
+    that each time.
     """
     return _simple_mover(now, meta, spec) or (lambda local: placed(local, now, meta, spec))
 
 
 def _simple_mover(now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> Mover | None:
-    """As `mover`, for tensors whose placement changes along one mesh dimension only; None for others."""
+    """Does the same as `mover` for tensors whose placement changes along one mesh dimension only; None for others."""
     mesh, stride = spec.mesh, meta.stride
     shared = exchanged_along(now.placements, meta)
     if shared is not None:
@@ -85,7 +85,7 @@ def _simple_mover(now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> Mover | No
 
 
 def exchanged_along(now: Sequence[Placement], meta: Meta) -> Exchange | None:
-    """The collective that redistributes to a meta and that several tensors can share; None if it takes another."""
+    """Returns the shareable collective that redistributes to a meta; None if it takes another kind."""
     changed = _changed(now, meta.placements)
     if len(changed) != 1:
         return None
@@ -106,7 +106,7 @@ def exchanged_along(now: Sequence[Placement], meta: Meta) -> Exchange | None:
 
 
 def _is_cut_once(cut: Placement, dim: int, placements: Sequence[Placement]) -> TypeGuard[Shard]:
-    """Returns whether plain pieces are cut along a mesh dimension, and none of these along others."""
+    """Returns whether pieces are plainly cut along a mesh dimension, and are not cut again along others."""
     rest = [placement for index, placement in enumerate(placements) if index != dim and not placement.is_replicate()]
     return type(cut) is Shard and all(type(placement) is Shard and placement.dim != cut.dim for placement in rest)
 
@@ -117,7 +117,7 @@ def exchanging(
     """Returns a function that redistributes tensors of one dtype along a mesh dimension, by one collective.
 
     `axes` are the tensor dimensions along which each is cut. With `strides`, of the wholes, it waits, and lays the
-    results out in their order; without, they are pending.
+    results out in their order; without, the results are pending.
     """
     group, size = mesh.get_group(dim).group_name, mesh.size(dim)
 
@@ -147,7 +147,7 @@ def _gathered(shards: list[torch.Tensor], size: int, group: str) -> list[torch.T
 
 
 def _scattered(shards: Sequence[torch.Tensor], axes: Sequence[int], size: int, group: str) -> list[torch.Tensor]:
-    """Begins to sum tensors into pieces, in one buffer: gloo has a collective for each tensor otherwise."""
+    """Begins to sum tensors into pieces, in one buffer: gloo needs a collective for each tensor otherwise."""
     parts = [_cut(local, size, axis) for local, axis in zip(shards, axes, strict=True)]
     rows = [part.view(size, -1) for part in parts]
     flat = torch.cat(rows, 1) if len(rows) > 1 else rows[0]
@@ -157,19 +157,19 @@ def _scattered(shards: Sequence[torch.Tensor], axes: Sequence[int], size: int, g
 
 
 def _cut(local: torch.Tensor, size: int, axis: int) -> torch.Tensor:
-    """The pieces along a dimension, one after the other in memory, along a new first dimension."""
+    """Returns the pieces along a dimension, contiguous in memory, along a new first dimension."""
     if axis:
         return torch.stack(local.chunk(size, axis))
     return local.contiguous().view(size, local.shape[0] // size, *local.shape[1:])
 
 
 def moving(now: Sequence[Placement], target: Sequence[Placement]) -> tuple[int, ...]:
-    """The mesh dimensions along which ranks communicate, which cutting a replicated tensor does not need."""
+    """Returns the mesh dimensions along which ranks communicate; cutting a replicated tensor needs none."""
     return tuple(dim for dim in _changed(now, target) if not now[dim].is_replicate())
 
 
 def _changed(now: Sequence[Placement], target: Sequence[Placement]) -> list[int]:
-    """The mesh dimensions along which the placement changes."""
+    """Returns the mesh dimensions along which the placement changes."""
     pairs = enumerate(zip(now, target, strict=True))
     return [dim for dim, (old, new) in pairs if old is not new and old != new]
 
@@ -177,7 +177,7 @@ def _changed(now: Sequence[Placement], target: Sequence[Placement]) -> list[int]
 def finisher(stride: Sequence[int]) -> Mover:
     """Returns a function that waits for a collective.
 
-    The result is laid out in the order of the whole's strides, in memory of its own.
+    The result is laid out in the order of the whole's strides, in new memory.
     """
 
     def finish(pending: torch.Tensor) -> torch.Tensor:
@@ -193,7 +193,7 @@ def _wait(pending: torch.Tensor) -> torch.Tensor:
 
 
 def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
-    """This rank's shard after a redistribution, laid out in memory in the order of the meta's strides.
+    """Returns this rank's shard after a redistribution, laid out in memory in the order of the meta's strides.
 
     Never shares memory with `local`.
     """
@@ -202,7 +202,7 @@ def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec)
 
 
 def whole(tensor: DTensor) -> torch.Tensor:
-    """The whole tensor, on each rank."""
+    """Returns the whole tensor, on each rank."""
     spec = tensor._spec
     everywhere = (Replicate(),) * len(spec.placements)
     if spec.placements == everywhere:
@@ -211,7 +211,7 @@ def whole(tensor: DTensor) -> torch.Tensor:
 
 
 def one_piece_each(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Like these placements, but with one piece of the whole on each rank: no several pieces, no parts of a sum."""
+    """Returns like placements with one piece of the whole on each rank: not several pieces, nor parts of a sum."""
     return tuple(
         p if type(p) in (Shard, Replicate) else Shard(p.dim) if isinstance(p, _StridedShard) else Replicate()
         for p in placements
@@ -219,7 +219,7 @@ def one_piece_each(placements: Sequence[Placement]) -> tuple[Placement, ...]:
 
 
 def placed_otherwise(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
-    """A sharded tensor with the same values, placed so; each rank of its mesh calls it."""
+    """Returns a sharded tensor with the same values and other placements; each rank of its mesh calls this."""
     spec = _with(tensor._spec, placements)
     return dtensor(_moved(tensor._local_tensor, tensor._spec, spec), spec, requires_grad=False)
 
@@ -234,9 +234,9 @@ def is_plain_reduction(placement: Placement, dtype: torch.dtype) -> bool:
 
 
 def laid_out(local: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """The shard, with its elements in memory in the order of the strides of the whole tensor.
+    """Returns the shard, with its elements in memory in the order of the strides of the whole tensor.
 
-    The strides of dimensions of size 1 are as for a dense tensor, too: PyTorch refuses writes to a tensor that read its
+    The strides of dimensions of size 1 are as for a dense tensor too: PyTorch refuses writes to a tensor that read its
     memory by other strides. Returns the same memory if only these differ.
     """
     strides = dense(stride, local.shape)
@@ -249,7 +249,7 @@ def laid_out(local: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 
 def is_in_order(local: torch.Tensor, stride: Sequence[int]) -> bool:
-    """Whether a shard has this memory order already; the strides of dimensions of size 1 do not count."""
+    """Returns whether a shard already has this memory order; strides of dimensions of size 1 do not count."""
     strides = zip(local.shape, local.stride(), dense(stride, local.shape), strict=True)
     return all(size <= 1 or step == expected for size, step, expected in strides)
 
@@ -269,7 +269,7 @@ def _moved(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Te
 
 
 def _part(local: torch.Tensor, placements: Sequence[Placement]) -> torch.Tensor:
-    """The first rank has the values, and others such that do not change the result of a reduction, which is exact.
+    """Returns the values on the first rank, and neutral values on others, so that a reduction is exact.
 
     `placements` are those along which this rank is not the first.
     """
@@ -280,14 +280,14 @@ def _part(local: torch.Tensor, placements: Sequence[Placement]) -> torch.Tensor:
             return torch.ones_like(local)
         if placement.is_partial("band"):
             return torch.full_like(local, True if local.dtype == torch.bool else -1)
-    return local  # the largest, the smallest and the average of equal values
+    return local  # maximum, minimum and average of equal values
 
 
 def _exchanged(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
     dtype = local.dtype
     carried = carrier(dtype)
     if dtype == torch.bool and any(p.is_partial("sum") for p in now.placements):
-        carried = torch.int32  # true and true would be two
+        carried = torch.int32  # two trues would add up to two
     if carried is not None:
         local = local.to(carried)
     extreme = next((p for p in now.placements if _is_extreme(p)), None)
@@ -299,7 +299,7 @@ def _exchanged(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torc
 
 
 def _extremes(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec, largest: bool) -> torch.Tensor:
-    """The largest or smallest values of all ranks; NaN if a rank has NaN, which process groups ignore."""
+    """Returns the largest or smallest values of all ranks; NaN if a rank has NaN, which process groups ignore."""
     missing = local.isnan()
     least, sign = (-torch.inf, 1.0) if largest else (torch.inf, -1.0)
     extremes = redistribute_local_tensor(local.masked_fill(missing, least), now, spec)

@@ -1,4 +1,4 @@
-"""Plan of an operation: the steps of each worker, and the metas of the results."""
+"""The plan of an operation: the steps of each worker, and the metas of the results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,8 +45,8 @@ class LocalStep:
 class Redistribute:
     """Redistributes a tensor to the placements of a meta; shards are laid out in the order of its strides.
 
-    Those that follow each other share collectives where they can. One that is `pending` is only begun: its result must
-    not be used but by the `Finish` of a later program.
+    Successive ones share collectives if possible. A `pending` one is only begun: its result must only be used by the
+    `Finish` of a later program.
     """
 
     source: int
@@ -57,7 +57,7 @@ class Redistribute:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Waits for a redistribution along these mesh dimensions that is pending. The result has the source's memory."""
+    """Waits for a pending redistribution along these mesh dimensions. The result has the source's memory."""
 
     source: int
     meta: Meta
@@ -81,8 +81,8 @@ class StepProgram:
     """Steps over registers, which hold the tensor arguments and then intermediates. Sent to the workers once.
 
     `results` are the registers of new tensors. For random operations, `seeded` has the mesh dimensions along which
-    ranks draw different numbers for their shards; along others they draw equal ones. Ranks seed their generators before
-    the steps.
+    ranks draw different numbers for their shards; along others they draw equal numbers. Ranks seed their generators
+    before the steps.
     """
 
     inputs: int
@@ -103,7 +103,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class PlanNotice:
-    """A warning about an operation that works at a cost, or not as written; issued once."""
+    """A warning about an operation that is costly, or does not work as written; issued once."""
 
     operation: str
     text: str
@@ -119,16 +119,16 @@ class ResultSlot:
 
 @dataclass(slots=True, eq=False)
 class OperationPlan:
-    """Plan of an operation on tensors with given metas. Made once and cached.
+    """The plan of an operation on tensors with given metas, made once and cached.
 
     `made` are the metas of the new tensors, in the order of `program.results`. `views` pairs a new tensor with the
-    argument that it is a view of (a copy if its meta is `copied`), `offsets` are its byte offsets there, ignoring
+    argument of which it is a view (a copy if its meta is `copied`), `offsets` are its byte offsets there, ignoring
     sharding. `writes` are the arguments that change in place. `build(tensors, arguments)` makes the call's result from
     the new tensors and the tensor arguments. `value`: the call returns the Python number of the only new tensor, which
     is replicated. `rebinds`: the first argument becomes the first new tensor, e.g. transposed in place. `puts_back`:
     the operation writes to copies of several arguments, which must be different tensors. `own`: some argument, and so
-    each result, is of values of the ranks' own. `agrees`: ranks agree first that each has its inputs, which may be lost
-    on one of them alone.
+    each result, has own values of the ranks. `agrees`: ranks agree first that each has its inputs, which may be lost on
+    one of them alone.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Makes plans of operations on tensors with given metas."""
+"""Planning of operations on tensors with given metas."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,12 +30,12 @@ class Planner:
     def __init__(self, layout: MeshLayout) -> None:
         self._layout = layout
         self._worlds: list[World] = []
-        self._views: dict[int, Operation] = {}  # by the number of the plan
+        self._views: dict[int, Operation] = {}  # by number of the plan
         self._count = 0
-        self._reasons: list[tuple[Operation, str]] = []  # why parts of the current plan gather
+        self._reasons: list[tuple[Operation, str]] = []  # reasons why parts of the current plan gather
 
     def plan(self, operation: Operation) -> OperationPlan:
-        """Makes the plan of an operation. Raises what the operation raises on local tensors, or PropagationError."""
+        """Makes the plan of an operation. Raises the operation's errors on local tensors, or PropagationError."""
         self._imagine()
         with imagining():
             if torch.Tag.inplace_view in operation.func.tags:
@@ -77,7 +77,7 @@ class Planner:
         )
 
     def reduction(self, metas: Sequence[Meta], request: Reduction) -> OperationPlan:
-        """Makes the plan of a reduction of values of the ranks' own. Raises PropagationError if there is none."""
+        """Makes the plan of a reduction of the ranks' own values. Raises PropagationError if there is none."""
         _refuse_parts(metas[0], (Partial(request.kind),) if request.kind != "stack" else ())
         self._imagine()
         self._count += 1
@@ -183,7 +183,7 @@ class Planner:
         return self._draft_with_tree(operation)[2:]
 
     def _draft_with_tree(self, operation: Operation) -> tuple[object, list[Leaf], Draft, list[int | None]]:
-        """The result tree of the operation, its leaves, the steps, and the registers of the leaves."""
+        """Returns the result tree of the operation, its leaves, the steps, and the registers of the leaves."""
         body = substitute(operation, self._layout.device)
         if body is not None:
             return self._substituted(operation, body)
@@ -207,7 +207,7 @@ class Planner:
         return tree, leaves, draft, registers
 
     def _drafted_as(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
-        """The steps of an operation, and the registers of its leaves."""
+        """Returns the steps of an operation, and the registers of its leaves."""
         if any(meta.is_own for meta in operation.metas):
             return _on_each_rank(operation, leaves, self._worlds[0])
         is_replicated = all(meta.is_replicated for meta in operation.metas)
@@ -231,13 +231,13 @@ class Planner:
                 self._reasons.append((operation, str(unfit)))
             except PropagationError:
                 raise
-            except Exception as error:  # of a rule: for the operation itself, these tensors are right
+            except Exception as error:  # an error of a rule: the operation itself accepts these tensors
                 self._reasons.append((operation, reason(error)))
         return _gathered(operation, leaves, self._worlds[0])
 
     def _sharded(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         draft, registers = self._by_rules(operation, leaves)
-        is_list = operation.packet.startswith("_foreach_")  # whose results are added up at once, later
+        is_list = operation.packet.startswith("_foreach_")  # whose results are added up together, later
         return draft, [None if register is None else _settled(draft, register, is_list) for register in registers]
 
     def _with_reduced_inputs(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
@@ -305,7 +305,7 @@ class Planner:
         return tuple(notices)
 
     def _plain(self, operation: Operation) -> object:
-        """Result of the operation on fake local tensors of the global shapes."""
+        """Returns the result of the operation on fake local tensors of the global shapes."""
         fresh = bool(operation.writes)
         tensors = [self._worlds[0].whole(meta, fresh=fresh) for meta in operation.metas]
         args, kwargs = operation.filled(tensors.__getitem__)
@@ -367,7 +367,7 @@ def _refuse_parts(meta: Meta, placements: Placements) -> None:
 
 
 def _settled(draft: Draft, register: int, is_list: bool) -> int:
-    """The register of a result, reduced if it has partial placements that later operations cannot use.
+    """Returns the register of a result, reduced if it has partial placements that later operations cannot use.
 
     Masked partial placements can be reduced once only; averages and norms cannot be changed in place.
     """
@@ -380,7 +380,7 @@ def _settled(draft: Draft, register: int, is_list: bool) -> int:
 
 
 def _rewritten(draft: Draft, slot: Slot, leaf: Leaf) -> int:
-    """The register of a rewritten result, laid out as PyTorch's; a view of PyTorch's is a copy here."""
+    """Returns the register of a rewritten result, laid out as PyTorch's; a view of PyTorch's is a copy here."""
     if leaf is not None:
         slot = Slot(draft.laid_out(slot.register, leaf[0].stride()))
     if leaf is not None and leaf[1]:
@@ -461,7 +461,7 @@ def _allclose(operation: Operation, write: Writer) -> Slot:
     return write.whole(write(aten.all.default, write(aten.isclose.default, *operation.args, **operation.kwargs)))
 
 
-# The slot of a tensor with one element, whole on every rank, or the value if shapes determine it.
+# Each gives the slot of a tensor of one element, whole on every rank, or the value if shapes determine it.
 VALUES: dict[str, Callable[[Operation, Writer], Slot | bool]] = {
     "_local_scalar_dense": _item,
     "equal": _equal,

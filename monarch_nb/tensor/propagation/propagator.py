@@ -1,4 +1,4 @@
-"""Caches the plans of operations on sharded tensors."""
+"""The cache of plans of operations on sharded tensors."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ _TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED, _BACK, _REDUCED,
 
 _planning = threading.RLock()  # one thread plans at a time: modes of PyTorch, and the numbers of plans, are shared
 
-# Numbers do not affect shapes or placements of results of these either, though no tag says so.
+# Numbers do not affect shapes or placements of their results either, though they have no tag for it.
 _PLAIN_NUMBERS = frozenset({"fill", "fill_", "full_like", "masked_fill", "masked_fill_", "lerp", "lerp_"})
 
 
 class HasMeta(Protocol):
-    """What stands for a tensor in arguments."""
+    """A stand-in for a tensor in arguments."""
 
     @property
     def meta(self) -> Meta:
@@ -42,9 +42,9 @@ P = ParamSpec("P")
 class Propagator(Generic[L]):
     """Plans for the operations of one mesh.
 
-    `leaf` is the class of what stands for a tensor in arguments; its instances have a `meta`. Nothing here blocks or
-    talks to workers. While a plan is made interrupts are held back: PyTorch's rules enter modes of the whole thread,
-    which an interrupt would leave switched on.
+    `leaf` is the class of stand-ins for tensors in arguments; its instances have a `meta`. Nothing here blocks or sends
+    to workers. Interrupts are held back during planning: PyTorch's rules enter modes of the whole thread, which an
+    interrupt would leave switched on.
     """
 
     @overload
@@ -61,9 +61,9 @@ class Propagator(Generic[L]):
     def plan(
         self, func: torch._ops.OpOverload, args: Sequence[object] = (), kwargs: dict[str, object] | None = None
     ) -> tuple[OperationPlan, list[L], list[float]]:
-        """The plan, the tensors among the arguments, and the numbers that go with them, in the plan's order.
+        """Returns the plan, the tensors among the arguments, and the numbers among them, in the plan's order.
 
-        Raises what the operation raises on local tensors of these shapes, or a PropagationError that says what to do.
+        Raises the operation's errors on local tensors of these shapes, or a PropagationError with a remedy.
         """
         key: list[object] = [func]
         leaves: list[L] = []
@@ -92,7 +92,7 @@ class Propagator(Generic[L]):
         return self._plan_of(_FINISHED, self._planner.finishing, metas, dims)
 
     def reduction(self, metas: tuple[Meta, ...], request: Reduction) -> OperationPlan:
-        """Returns the plan of a reduction of values of the ranks' own; see `Planner.reduction`."""
+        """Returns the plan of a reduction of the ranks' own values; see `Planner.reduction`."""
         return self._plan_of(_REDUCED, self._planner.reduction, metas, request)
 
     def retagged(self, meta: Meta, placements: Placements, shape: tuple[int, ...]) -> OperationPlan:

@@ -1,4 +1,4 @@
-"""Drafts reductions, gathers and scatters of values of the ranks' own, by PyTorch's redistributions."""
+"""Drafts of reductions, gathers and scatters of the ranks' own values, by PyTorch's redistributions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

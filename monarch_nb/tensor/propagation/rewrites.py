@@ -1,4 +1,4 @@
-"""Rewrites operations on sharded inputs as equivalent operations that gather less."""
+"""Rewriting of operations on sharded inputs as equivalent operations that gather less."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ def _meta(operation: Operation, slot: Slot) -> Meta:
 
 
 def _arguments(operation: Operation, **changed: object) -> list[object]:
-    """All arguments of the schema in order, with some replaced."""
+    """Returns all arguments of the schema in order, with some replaced."""
     return [
         changed.get(argument.name, operation.argument(argument.name)) for argument in operation.func._schema.arguments
     ]
@@ -106,7 +106,7 @@ def _has_whole_classes(meta: Meta) -> bool:
 
 
 def _chosen(operation: Operation, write: Writer, scores: Slot, target: Slot) -> tuple[Slot, Slot, int]:
-    """Mask of the target class, sharded like the classes; mask of targets that count; dimension of the classes."""
+    """Returns masks of the target class, sharded like the classes, and of targets that count; the class dimension."""
     shape, placements = write.shape(scores), write.placements(scores)
     dim = _class_dim(shape)
     classes = write(aten.arange.default, shape[dim], dtype=torch.int64, device=torch.device(operation.device))
@@ -120,14 +120,14 @@ def _chosen(operation: Operation, write: Writer, scores: Slot, target: Slot) -> 
 
 
 def _by_class(write: Writer, values: Slot, scores: Slot, dim: int) -> Slot:
-    """Values by class, shaped to broadcast against the input and sharded like its classes."""
+    """Returns values by class, shaped to broadcast against the input and sharded like its classes."""
     sizes = [-1 if index == dim else 1 for index in range(len(write.shape(scores)))]
     values = write(aten.view.default, write.whole(values), sizes)
     return write.cut(values, [p if p == Shard(dim) else Replicate() for p in write.placements(scores)])
 
 
 def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    """Adds up the sums of ranks; where classes are sharded, selects targets among those of each rank.
+    """Adds up the sums of ranks; if classes are sharded, selects targets among the classes of each rank.
 
     PyTorch's rule averages the means of ranks, which is wrong with class weights or ignored targets.
     """
@@ -187,7 +187,7 @@ def _nll_loss_backward(operation: Operation, write: Writer) -> list[Slot | None]
 
 
 def _cat(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    """Drops tensors of shape (0,), which are compatible with any shape but not with the rules."""
+    """Drops tensors of shape (0,), which fit any shape but not the rules."""
     slots, dim = operation.argument("tensors"), operation.argument("dim")
     assert isinstance(slots, list | tuple)
     filled = [slot for slot in slots if write.shape(slot) != (0,)]
@@ -199,7 +199,7 @@ def _cat(operation: Operation, write: Writer) -> list[Slot | None] | None:
 
 
 def _view(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    """Splits a view that divides a sharded dimension and merges it with the one before into two, which stay sharded.
+    """Splits a view that divides a sharded dimension and merges it with the previous one into two views of shards.
 
     Attention merges batch and heads in this way.
     """
@@ -222,12 +222,12 @@ def _view(operation: Operation, write: Writer) -> list[Slot | None] | None:
 
 
 def _ends(shape: Sequence[int]) -> list[int]:
-    """Products of the sizes from each dimension to the last, and 1."""
+    """Returns the products of the sizes from each dimension to the last, and 1."""
     return [*itertools.accumulate(reversed(shape), operator.mul, initial=1)][::-1]
 
 
 def _physical(func: torch._ops.OpOverload) -> Rewrite:
-    """Conjugates or negates at once, since handles have no bits for it."""
+    """Returns a rewrite that conjugates or negates at once, since handles have no bits for it."""
     return lambda operation, write: [write(func, operation.args[0])]
 
 
@@ -270,5 +270,5 @@ REWRITES: dict[str, Rewrite] = {
     "_conj": _physical(aten._conj_physical.default),
     "_neg_view": _physical(aten.neg.default),
 }
-# Rewritten on whole tensors, too.
+# Rewritten on whole tensors too.
 ALWAYS = frozenset({"_conj", "_neg_view"})

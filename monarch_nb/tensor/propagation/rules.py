@@ -1,4 +1,4 @@
-"""Sharding rules for operations for which PyTorch's are missing or wrong.
+"""Sharding rules for operations whose rules in PyTorch are missing or wrong.
 
 A rule is a list of rows, each with placements of results and inputs along one mesh dimension. The row that moves the
 fewest bytes is chosen for each mesh dimension separately; full replication is always possible.
@@ -87,7 +87,7 @@ def by_equal_placements(operation: Operation, leaves: Sequence[Leaf]) -> Lowerin
 
 
 def _cost(operation: Operation, row: Row, dim: int) -> float:
-    """Approximate bytes to move."""
+    """Returns the approximate number of bytes to move."""
     cost = 0.0
     for index, (meta, target) in enumerate(zip(operation.metas, row[1], strict=True)):
         current = meta.placements[dim]
@@ -100,12 +100,12 @@ def _cost(operation: Operation, row: Row, dim: int) -> float:
         elif not current.is_replicate():
             cost += meta.nbytes if target.is_replicate() else meta.nbytes / meta.layout.shape[dim]
         else:
-            cost += 1  # moves nothing, but replicated tensors stay so, or gradients would be sums over more ranks
+            cost += 1  # no move, but keeps tensors replicated: else gradients would be sums over more ranks
     return cost
 
 
 def _along(shape: Sequence[int], dim: int, ndim: int) -> Placement:
-    """Placement of a tensor that is broadcast to `ndim` dimensions, which are sharded along `dim`."""
+    """Returns the placement of a tensor that is broadcast to `ndim` dimensions, which are sharded along `dim`."""
     own = dim - (ndim - len(shape))
     return Shard(own) if own >= 0 and shape[own] != 1 else R
 
@@ -177,7 +177,7 @@ def _norm_row(operation: Operation, leaves: Sequence[Leaf], shard: Shard) -> Row
 
 
 def _of_one_rank(operation: Operation, placements: Placements) -> Operation:
-    """Replaces the batch size among the arguments by that of one rank."""
+    """Replaces the batch size in the arguments by one rank's."""
     index = _BATCH.get(operation.packet)
     if index is None:
         return operation
@@ -202,7 +202,7 @@ def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _flash_attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """As `_attention`, for CUDA's kernels, whose counters and seeds every rank has whole."""
+    """Does the same as `_attention` for CUDA's kernels, whose counters and seeds every rank has whole."""
     shape = operation.metas[0].shape
     alike = [len(meta.shape) == len(shape) - 1 or meta.shape[:2] == shape[:2] for meta in operation.metas]
     sharded = 2 if operation.packet.endswith("attention") else len(leaves)  # the result and its sums; all gradients
@@ -216,14 +216,14 @@ def _flash_attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _extreme(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Greatest or least numbers along a dimension, with their positions: sharded along the others."""
+    """Largest or smallest numbers along a dimension, with their positions: sharded along the others."""
     along, rest = _dims(operation)
     keep = operation.argument("keepdim")
     return [([Shard(dim - (not keep and dim > along))] * len(leaves), [Shard(dim)]) for dim in rest]
 
 
 def _dims(operation: Operation) -> tuple[int, list[int]]:
-    """The dimension that an operation works along, and the others."""
+    """Returns the dimension along which an operation works, and the others."""
     ndim, along = len(operation.metas[0].shape), operation.argument("dim")
     assert isinstance(along, int)
     along %= max(ndim, 1)
@@ -231,7 +231,7 @@ def _dims(operation: Operation) -> tuple[int, list[int]]:
 
 
 def _index_put(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Sharded along dimensions behind those that are indexed."""
+    """Sharded along dimensions after the indexed ones."""
     indices = operation.args[1]
     assert isinstance(indices, list | tuple)
     if not all(isinstance(index, Slot) for index in indices):
@@ -251,7 +251,7 @@ def _index_put(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _index_copy(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Sharded along any dimension but that of the indices."""
+    """Sharded along any dimension except that of the indices."""
     _, rest = _dims(operation)
     return [([Shard(dim)] * len(leaves), [Shard(dim), R, Shard(dim)]) for dim in rest]
 
@@ -265,7 +265,7 @@ def _layer_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _nll_loss(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Sharded along any dimension but that of the classes; losses that are not averaged."""
+    """Sharded along any dimension except the classes; losses that are not averaged."""
     backward, reduction = operation.packet.endswith("backward"), operation.argument("reduction")
     shape = operation.metas[1 if backward else 0].shape
     if reduction == MEAN or len(shape) == 1:
@@ -349,14 +349,14 @@ _ELEMENTS = [
 
 _UNREAD = ["empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"]
 
-# PyTorch has no rule for these, or one that would gather.
+# PyTorch has no rule for these, or a rule that would gather.
 _POOLS = (
     *(f"{name}{dims}d_backward" for dims in (2, 3) for name in ("avg_pool", "_adaptive_avg_pool", "adaptive_max_pool")),
     *(f"max_pool{dims}d_with_indices_backward" for dims in (2, 3)),
 )
 
 _NLL_LOSSES = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward")
-_BATCH = {"native_group_norm": 3, "native_group_norm_backward": 5}  # which argument is its size
+_BATCH = {"native_group_norm": 3, "native_group_norm_backward": 5}  # index of its size among the arguments
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_POOLS, _pool),

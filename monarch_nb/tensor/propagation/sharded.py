@@ -1,4 +1,4 @@
-"""Applies PyTorch's sharding rules to an operation, and checks their results."""
+"""Application of PyTorch's sharding rules to an operation, and checks of their results."""
 
 import functools
 import math
@@ -34,7 +34,7 @@ _MAX_COSTS = 40_000
 _MAX_CANDIDATES = 250
 _CACHE = "_monarch_neighbours"  # attribute of a planner
 
-# DTensor does more for these than moving inputs and running the operation on shards.
+# For these, DTensor does more than moving inputs and running the operation on shards.
 _WHOLE_CALLS = frozenset({aten.argmax.default, aten.argmin.default})
 
 _REDUCTIONS = frozenset({"sum", "mean", "nansum", "amax", "amin"})
@@ -73,7 +73,7 @@ def _remember_neighbours() -> None:
     def get_next_state(self: Any, placements: object, order: object) -> object:
         try:  # two sets that only grow
             sizes = len(self.strided_shard_placements_in_target), len(self.partial_reduce_ops_in_target)
-        except AttributeError:  # of another version of PyTorch
+        except AttributeError:  # another version of PyTorch
             return search(self, placements, order)
         cache = self.__dict__.get(_CACHE)
         if cache is None:
@@ -111,13 +111,13 @@ def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[Worl
     outputs = _outputs(operation, sharding, leaves)
     if sharding.use_val_from_redistribute_schema:
         if any(meta.is_uneven for meta in operation.metas):
-            return _called(operation, leaves, worlds)  # sizes among its arguments differ from rank to rank
+            return _called(operation, leaves, worlds)  # its arguments have sizes that differ from rank to rank
         operation = _with_local_sizes(operation, sharding)
     return lowered(Lowering(operation, inputs, outputs), leaves, worlds)
 
 
 def _cut_alike(operation: Operation, inputs: Sequence[Placements]) -> bool:
-    """Returns whether tensors sharded along one mesh dimension are so along dimensions of equal size."""
+    """Returns whether tensors sharded along one mesh dimension are cut in dimensions of equal size."""
     for placements in zip(*inputs, strict=True):
         sizes = {
             meta.shape[placement.dim]
@@ -130,7 +130,7 @@ def _cut_alike(operation: Operation, inputs: Sequence[Placements]) -> bool:
 
 
 def _with_all_dims(operation: Operation) -> Operation:
-    """Replaces an empty list of dimensions by all, which means the same but not to the rules."""
+    """Replaces an empty list of dimensions by all, which is equivalent, but not for the rules."""
     if operation.packet not in _REDUCTIONS or operation.argument("dim") not in ([], ()) or len(operation.args) < 2:
         return operation
     slot = operation.args[0]
@@ -213,7 +213,7 @@ def _counting_candidates(candidates: Callable[[OpSchema], T]) -> Callable[[OpSch
 
 
 def _candidates(schema: OpSchema) -> int:
-    """Number of candidates: for each input, each kind of placement among all inputs, along each dimension."""
+    """Returns the number of candidates: for each input, each kind of placement of any input, along each dimension."""
     specs = [*schema.args_spec, *(spec for spec in schema.kwargs_schema.values() if isinstance(spec, DTensorSpec))]
     kinds = {p for spec in specs for p in spec.placements}
     strided = {p.split_factor for p in kinds if isinstance(p, _StridedShard)}
@@ -226,7 +226,7 @@ _install()
 
 
 def _apply_rules(operation: Operation, world: World) -> OutputSharding:
-    """The answer of PyTorch's rules. Raises Unfit if they fail."""
+    """Returns the result of PyTorch's rules. Raises Unfit if they fail."""
     args, kwargs = operation.filled(lambda register: world.fake(operation.metas[register]))
     dispatcher = DTensor._op_dispatcher
     try:
@@ -235,7 +235,7 @@ def _apply_rules(operation: Operation, world: World) -> OutputSharding:
         with (
             unset_fake_temporarily(),
             bounded(),
-        ):  # it enters a mode of its own, or none where it takes operations apart
+        ):  # it enters its own mode, or none when it decomposes operations
             return dispatcher.sharding_propagator.propagate_op_sharding_non_cached(info.schema)
     except Exception as error:
         too_many = next((cause for cause in (error, error.__cause__) if isinstance(cause, TooManyWays)), None)
@@ -243,7 +243,7 @@ def _apply_rules(operation: Operation, world: World) -> OutputSharding:
 
 
 def _inputs(operation: Operation, sharding: OutputSharding) -> tuple[Placements, ...]:
-    """The placements that the rule requires of the inputs."""
+    """Returns the placements that the rule requires of the inputs."""
     inputs = [meta.placements for meta in operation.metas]
     if sharding.needs_redistribute and sharding.redistribute_schema is not None:
         positional = slots(operation.args)
@@ -263,7 +263,7 @@ def _inputs(operation: Operation, sharding: OutputSharding) -> tuple[Placements,
 
 
 def _outputs(operation: Operation, sharding: OutputSharding, leaves: Sequence[Leaf]) -> tuple[Placements | None, ...]:
-    """The placements of the results."""
+    """Returns the placements of the results."""
     specs = flat(sharding.output_spec)
     if len(specs) != len(leaves):
         if any(leaf is not None for leaf in leaves):
@@ -289,7 +289,7 @@ def _outputs(operation: Operation, sharding: OutputSharding, leaves: Sequence[Le
 
 
 def _with_local_sizes(operation: Operation, sharding: OutputSharding) -> Operation:
-    """Replaces global sizes in the arguments by those of shards."""
+    """Replaces global sizes in the arguments by shards' sizes."""
     schema = sharding.redistribute_schema
     assert schema is not None
     registers = iter(slots(operation.args))

@@ -68,7 +68,7 @@ def _is_registered(name: str, key: str) -> bool:
 
 
 class SubstituteTrace(DispatchMode):
-    """Writes down the operations on tensors with known slots in a `with` block."""
+    """Records the operations on tensors with known slots in a `with` block."""
 
     def __init__(self, write: Writer, tensors: Sequence[Tensor]) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class SubstituteTrace(DispatchMode):
         self._slots: dict[int, tuple[Tensor, Slot]] = {id(t): (t, Slot(i)) for i, t in enumerate(tensors)}
 
     def slot(self, tensor: Tensor) -> Slot:
-        """The slot of a tensor."""
+        """Returns the slot of a tensor."""
         return self._slots[id(tensor)][1]
 
     def __torch_dispatch__(
@@ -86,11 +86,11 @@ class SubstituteTrace(DispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Runs an operation and writes it down."""
+        """Runs an operation and records it."""
         kwargs = kwargs or {}
         if func.namespace == "prim":  # queries of a tensor's device, and the like
             return func(*args, **kwargs)
-        with self:  # this runs below autograd, where such operations would otherwise be taken apart
+        with self:  # this runs below autograd, where such operations would otherwise be decomposed
             parts = func.decompose(*args, **kwargs) if _is_registered(_name(func), _ANY_DEVICE[0]) else NotImplemented
         if parts is not NotImplemented:
             return parts
@@ -180,13 +180,13 @@ def _masked_scale(tensor: Tensor, mask: Tensor, scale: float) -> Tensor:
 
 
 def _whole_numbers_in_bins(values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """A histogram of integers in integer arithmetic, as on CUDA."""
+    """Returns a histogram of integers in integer arithmetic, as on CUDA."""
     values = values.reshape(-1)
     low, high = torch.full((), int(min), dtype=torch.int64), torch.full((), int(max), dtype=torch.int64)
     numbers = values.to(torch.int64)
     if min == max and values.numel():
         low, high = numbers.amin(), numbers.amax()
-    is_point = low == high  # a range of its own around one number
+    is_point = low == high  # a separate range around one number
     low, high = torch.where(is_point, low - 1, low), torch.where(is_point, high + 1, high)
     inside = (numbers >= low) & (numbers <= high)
     positions = torch.div((numbers - low) * bins, high - low, rounding_mode="floor").clamp(0, bins - 1)

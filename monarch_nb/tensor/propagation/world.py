@@ -31,7 +31,7 @@ _logs = [
     logging.getLogger(name)
     for name in (
         "torch._subclasses.fake_tensor",
-        "torch.distributed.tensor._collective_utils",  # advice on collectives that no user has chosen
+        "torch.distributed.tensor._collective_utils",  # its advice is on collectives that no user has chosen
         "torch.distributed.tensor._redistribute",
     )
 ]
@@ -39,7 +39,7 @@ _exchange: Any = _collective_utils.shard_dim_alltoall
 
 
 def _exchanged(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
-    """As `shard_dim_alltoall`, whose fake kernel asks the driver of a GPU since PyTorch 2.14."""
+    """Replaces `shard_dim_alltoall`, whose fake kernel asks the driver of a GPU since PyTorch 2.14."""
     if mesh.device_type == "cpu":
         moved: torch.Tensor = _exchange(input, gather_dim, shard_dim, mesh, mesh_dim)
         return moved
@@ -51,7 +51,7 @@ def _exchanged(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: Devic
 
 # Functions of PyTorch that are replaced while ranks are imagined.
 _REPLACED: tuple[tuple[ModuleType, str, Callable[..., object]], ...] = (
-    (fake_tensor, "init_gpu_context", lambda device: None),  # makes a tensor on the GPU for the first fake one there
+    (fake_tensor, "init_gpu_context", lambda device: None),  # creates a tensor on the GPU for the first fake one there
     (placement_types, "shard_dim_alltoall", _exchanged),
     (_collective_utils, "get_rank", lambda group=None: 0),  # of the default group, which does not exist
     (_collective_utils, "get_group_rank", lambda group, rank: group.rank()),
@@ -60,10 +60,10 @@ _fake = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 class _ImaginedMesh(DeviceMesh):
-    """A mesh seen from one of its ranks, in a process that is none of them: it asks no default process group.
+    """A mesh seen from one of its ranks, in a process that is none of them: it needs no default process group.
 
-    It equals nothing but itself. DTensor caches what it finds by mesh, and a real mesh of the same sizes in this
-    process must never be handed the groups of an imagined one.
+    It equals only itself: DTensor's caches are keyed by mesh, and must never return the groups of an imagined mesh for
+    a real mesh of the same sizes in this process.
     """
 
     __hash__ = object.__hash__
@@ -83,9 +83,9 @@ class _ImaginedMesh(DeviceMesh):
 
 @contextmanager
 def imagining() -> Iterator[None]:
-    """Makes operations return fake tensors, whatever modes, devices and gradients the surrounding code has set.
+    """Makes operations return fake tensors, regardless of modes, devices and gradients set by the surrounding code.
 
-    Errors of an operation are raised, and not logged as well.
+    Errors of an operation are raised, but not logged.
     """
     disabled = [log.disabled for log in _logs]
     for log in _logs:
@@ -106,7 +106,7 @@ def imagining() -> Iterator[None]:
 class World:
     """A mesh of imagined ranks, seen from one of them.
 
-    The process groups are this object's own: the default process group of the process is neither made nor changed.
+    The process groups are this object's own: the default process group of the process is neither created nor changed.
     """
 
     def __init__(self, layout: MeshLayout, rank: int = 0) -> None:
@@ -131,7 +131,7 @@ class World:
         self._wholes: dict[tuple[object, ...], torch.Tensor] = {}
 
     def register(self) -> None:
-        """Registers the groups with PyTorch, again after a `destroy_process_group()`."""
+        """Registers the groups with PyTorch; needed again after a `destroy_process_group()`."""
         for name, group in self._groups.items():
             try:
                 _resolve_process_group(name)
@@ -139,7 +139,7 @@ class World:
                 _register_process_group(name, group)
 
     def whole(self, meta: Meta, *, fresh: bool = True) -> torch.Tensor:
-        """A fake tensor of the global shape; `fresh` if an operation may change it or it must be unique."""
+        """Returns a fake tensor of the global shape; `fresh` if an operation may change it or it must be unique."""
         facts = (meta.shape, meta.stride, meta.dtype)
         tensor = None if fresh else self._wholes.get(facts)
         if tensor is None:
@@ -151,7 +151,7 @@ class World:
         return tensor
 
     def fake(self, meta: Meta, *, fresh: bool = False) -> DTensor:
-        """A fake DTensor; `fresh` if an operation may change it in place."""
+        """Returns a fake DTensor; `fresh` if an operation may change it in place."""
         tensor = None if fresh else self._fakes.get(meta)
         if tensor is None:
             tensor = self._make_fake(meta)
@@ -171,16 +171,16 @@ class World:
         return dtensor(local, spec, requires_grad=False)
 
     def spec(self, meta: Meta) -> DTensorSpec:
-        """The DTensorSpec of a meta."""
+        """Returns the DTensorSpec of a meta."""
         return spec_of(meta, self.mesh)
 
     def local_shape(self, meta: Meta) -> tuple[int, ...]:
-        """The shape of this rank's shard."""
+        """Returns the shape of this rank's shard."""
         shape, _ = compute_local_shape_and_global_offset(meta.shape, self.mesh, meta.placements, skip_offset=True)
         return tuple(shape)
 
     def meta(self, tensor: DTensor) -> Meta:
-        """The meta of a fake DTensor."""
+        """Returns the meta of a fake DTensor."""
         return Meta.of(self.layout, tuple(tensor.shape), tensor.dtype, tensor.placements, stride=tensor.stride())
 
 
