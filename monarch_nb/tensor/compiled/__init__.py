@@ -1,1 +1,1 @@
-"""Compiled steps, which run as one message without their Python."""
+"""Compiled steps, which run as one message without running their Python."""

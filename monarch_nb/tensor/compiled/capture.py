@@ -1,4 +1,4 @@
-"""Records the commands that a run of a step issues: its program, inputs, outputs and effects on gradients."""
+"""Capture of the commands that a run of a step issues: its program, inputs, outputs and effects on gradients."""
 
 import gc
 import threading
@@ -36,7 +36,7 @@ from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.table import Calls
 from monarch_nb.tensor.workers.plans import PlanSignature
 
-_NODES = 10_000  # of a graph that are examined
+_NODES = 10_000  # of a graph, examined at most
 _recording = threading.local()
 
 
@@ -47,13 +47,13 @@ class Recording:
         self.stream = stream
         self.issued_here: list[Issued] = []
         self.sites: list[CallSite | None] = []
-        self.metas: dict[int, Meta] = {}  # of tensors that it uses but does not make
+        self.metas: dict[int, Meta] = {}  # of tensors that the step uses but does not make
         self.reason = ""
-        self.drawn = 0  # random operations in all
+        self.drawn = 0  # random operations in total
         self.calls: Calls = Counter()
         self._first = stream.held.next()
         self._made: set[int] = set()
-        self._written: set[int] = set()  # tensors that shared no memory at the time
+        self._written: set[int] = set()  # tensors that shared no memory when written
         self._written_memory: weakref.WeakSet[LogicalMemory] = weakref.WeakSet()
         self._thread = threading.get_ident()
         self._seed, self._drawn = stream.draws.seed, stream.draws.drawn
@@ -70,7 +70,7 @@ class Recording:
 
     @property
     def made(self) -> set[int]:
-        """Numbers of the tensors that the step made. Existing views that are made again do not count."""
+        """The numbers of the tensors that the step made. Existing views that are made again do not count."""
         return self._made
 
     def writes(self, number: int) -> bool:
@@ -105,7 +105,7 @@ class Recording:
         self._add(plan, site, numbers[signature.tensors], numbers[signature.floats], numbers[signature.results], drawn)
 
     def asked(self, operation: str, site: CallSite | None) -> None:
-        """Refuses the step, since what follows may depend on the value."""
+        """Refuses the step, since its later operations may depend on the value."""
         if threading.get_ident() == self._thread:
             advice = "Return the tensor, and ask for its value outside; torch.where chooses on the mesh"
             self._refuse(f"it waits for a value ({operation}), on which what it does next may depend", site, advice)
@@ -154,7 +154,7 @@ class Recording:
 
 
 def reason_text(reason: str, site: CallSite | None, advice: str) -> str:
-    """A reason with the line of the program and advice."""
+    """Returns a reason with the line of the program and advice."""
     origin = origin_of(site)
     return reason + (f"\n  at {origin}" if origin is not None else "") + f"\n{advice}"
 
@@ -166,7 +166,7 @@ def is_recording() -> bool:
 
 @contextmanager
 def recorded(streams: Iterable[Stream]) -> Iterator[list[Recording]]:
-    """Records what this thread issues on these meshes."""
+    """Records the commands that this thread issues on these meshes."""
     recordings = [Recording(stream) for stream in streams]
     _recording.now = True
     for recording in recordings:
@@ -184,7 +184,7 @@ def recorded(streams: Iterable[Stream]) -> Iterator[list[Recording]]:
 class GradientSlot(NamedTuple):
     """State of a parameter's gradient before a run (`None`, `read`, `unread`) and after it (`None`, `same`, `made`).
 
-    `there` after it is another tensor, which existed before.
+    `there` after the run is another tensor, which existed before.
     """
 
     leaf: "weakref.ref[MeshTensor]"
@@ -208,10 +208,10 @@ class Leaf(NamedTuple):
 
 
 class SharedResult(NamedTuple):
-    """A result that shows memory of an input, or of an earlier result.
+    """A result that shares memory of an input, or of an earlier result.
 
     `result` and `source` are positions among the inputs and then the results; `offset` is that of the result from the
-    source in bytes. `steps` make the result from `base` where it is a copy on the workers.
+    source in bytes. `steps` make the result from `base` if it is a copy on the workers.
     """
 
     result: int
@@ -225,7 +225,7 @@ class SharedResult(NamedTuple):
 class Capture:
     """A recorded run. `reason` says why the step cannot be compiled, "" if it can.
 
-    `sharing` are inputs that share memory, where one is a copy on the workers; see `shared_memory`.
+    `sharing` are inputs that share memory, if one is a copy on the workers; see `shared_memory`.
     """
 
     stream: Stream
@@ -267,7 +267,7 @@ class Capture:
 
 
 def parameters(stream: Stream) -> dict[int, tuple[MeshTensor, int | None]]:
-    """Tensors of a mesh that accumulate gradients, by number, each with the number of its gradient.
+    """Returns tensors of a mesh that accumulate gradients, by number, each with the number of its gradient.
 
     Only tensors that took part in an operation; others have a gradient only if the program assigned one.
     """
@@ -340,9 +340,9 @@ def captured(
 
 
 def shared_memory(inputs: Sequence[Reference | None]) -> tuple[tuple[int, ...], ...]:
-    """Positions of inputs that share memory, by memory, where one of them is a copy on the workers.
+    """Returns positions of inputs that share memory, by memory, if one of them is a copy on the workers.
 
-    A step renews copies after its writes as the captured run did, so that its inputs must share memory as they did.
+    A step renews copies after its writes like the captured run, so that its inputs must share memory like the run's.
     """
     groups: dict[LogicalMemory, list[int]] = {}
     for position, reference in enumerate(inputs):
@@ -374,7 +374,7 @@ def _slots(
     before: dict[int, tuple[MeshTensor, int | None]],
     after: dict[int, tuple[MeshTensor, int | None]],
 ) -> tuple[tuple[GradientSlot, ...], list[int], list[int]]:
-    """Slots of gradients, and the numbers of those that the step uses and of those that it makes."""
+    """Returns slots of gradients, and the numbers of gradients that the step uses and of those that it makes."""
     slots, used, new = [], [], []
     for number, (leaf, grad) in sorted(after.items()):
         if number not in recording.metas and grad not in recording.made:
@@ -391,7 +391,7 @@ def _slots(
 
 
 def _unreturned_reason(recording: Recording, returned: Iterable[int], bases: Container[int]) -> str:
-    """The reason against compiling a step that stores tensors without returning them; "" if it does not.
+    """Returns why a step that stores tensors without returning them cannot be compiled; "" if it stores none.
 
     `bases` stay since results are views of them, which are copies on the workers.
     """
@@ -456,7 +456,7 @@ def _alike(before: object, now: object) -> bool:
         return True
     if isinstance(before, MeshTensor) and isinstance(
         now, MeshTensor
-    ):  # of a tensor that was there before, such as a parameter
+    ):  # of a tensor that existed before, such as a parameter
         return before.reference is now.reference and not (before.requires_grad or now.requires_grad)
     if isinstance(before, torch.Tensor) or isinstance(now, torch.Tensor):
         return False

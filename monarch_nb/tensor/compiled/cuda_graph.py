@@ -11,15 +11,15 @@ import torch
 
 from monarch_nb.tensor.errors import CompileWarning
 
-_MAX_WASTED = 8  # captures, after which the step is not captured any more
+_MAX_WASTED = 8  # captures, after which the step is no longer captured
 Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
 
 
 class CudaGraph:
     """Runs a step's function directly at first, and from the next call on as a graph that has captured it.
 
-    The first `varying` inputs are other tensors in each call, and so may further ones be: these are copied into memory
-    of the graph. The rest is used in place; once such a tensor has another address, the step is captured again. Results
+    The first `varying` inputs are other tensors in each call, and further ones may be: these are copied into memory of
+    the graph. The rest is used in place; once such a tensor has another address, the step is captured again. Results
     are copied out of the graph's memory, which the next call overwrites, except views of inputs. `written` are the
     inputs that the step writes to.
     """
@@ -27,16 +27,16 @@ class CudaGraph:
     def __init__(self, run: Run, varying: int, written: Sequence[int], title: str) -> None:
         self._run, self._varying, self._written, self._title = run, varying, written, title
         self._warm = self._refused = False
-        self._moved: Counter[int] = Counter()  # captures before which an input had moved since the last one
+        self._moved: Counter[int] = Counter()  # captures that a moved input has caused, by input
         self._viewed: set[int] = set()  # inputs of which results are views
         self._wasted = 0  # captures since the last call that used a graph again
-        self._inputs: dict[int, torch.Tensor] = {}  # the memory that inputs are copied into
-        self._addresses: dict[int, int] = {}  # of the other inputs, when the graph was captured
+        self._inputs: dict[int, torch.Tensor] = {}  # the memory into which inputs are copied
+        self._addresses: dict[int, int] = {}  # of the other inputs at the capture
         self._results: list[tuple[torch.Tensor, bool]] = []  # results, and whether the graph's memory holds them
         self._replay: Callable[[], None] | None = None
 
     def __call__(self, inputs: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
-        """Runs the step. The seed is of no use: a step that draws random numbers has no such graph."""
+        """Runs the step. The seed is unused: a step that draws random numbers has no such graph."""
         if not self._warm or self._refused:
             self._warm = True  # kernels are loaded, and libraries have their memory
             return self._run(inputs, seed)
@@ -94,12 +94,12 @@ class CudaGraph:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """The address of the memory that a tensor shares with its views, another for each tensor without elements."""
+    """Returns the address of the memory that a tensor shares with its views; a unique number without elements."""
     return tensor.untyped_storage().data_ptr() or -id(tensor)
 
 
 def captured(run: Callable[[], list[torch.Tensor]]) -> tuple[Callable[[], None], list[torch.Tensor]]:
-    """Captures a function without running it; returns what runs it, and its results. Raises RuntimeError."""
+    """Captures a function without running it; returns its replay, and its results. Raises RuntimeError."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads use the device meanwhile
         results = run()

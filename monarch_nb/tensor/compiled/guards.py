@@ -1,7 +1,7 @@
 """Guards on Python values that a step reads, since a compiled call does not read them again.
 
 Guards cover values reachable from the function: globals, closure, `self` and their attributes, modules (training mode,
-numbers, parameters) and optimizers (learning rates and the like). Other changes are found by the runs that check.
+numbers, parameters) and optimizers (learning rates and the like). Other changes are found by checking runs.
 """
 
 import enum
@@ -42,7 +42,7 @@ class Watched:
         self._same_values = [value for _, _, _, value in self._same]
 
     def changed(self) -> str:
-        """A text about the first changed value; "" if none has changed."""
+        """Returns a text about the first changed value; "" if none has changed."""
         values = list(map(dict.get, self._namespaces, self._keys))
         if values != self._values:
             for name, was, value in zip(self._names, self._values, values, strict=True):

@@ -1,4 +1,4 @@
-"""The commands of a step with tensors renamed to registers, so that they are the same on each run, and can be compared.
+"""The commands of a step with tensors renamed to registers, so that they are comparable between runs.
 
 Only steps with equal runs can be compiled.
 """
@@ -25,7 +25,7 @@ Action = Define | Making | Sent
 
 @dataclass(frozen=True)
 class Issued:
-    """An operation as a step issued it, with tensors by number. `drawn` counts random operations of the step so far."""
+    """An operation issued by a step, with tensors by number. `drawn` counts random operations of the step so far."""
 
     action: Action
     tensors: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ class ProgramOperation:
 
     @property
     def name(self) -> str:
-        """Name such as `aten.add.Tensor`."""
+        """The name, such as `aten.add.Tensor`."""
         return "distribute" if isinstance(self.action, Sent) else self.action.operation
 
 
@@ -93,7 +93,7 @@ def renamed(
     """Builds the program of a step; also returns the numbers of the tensors that it uses beside its arguments.
 
     `arguments` are the tensors that are passed with each call. Inputs are these, then the other tensors in the order of
-    use. `metas` has the metas of both, `written` those that the step writes to.
+    use. `metas` has the metas of both, `written` the tensors that the step writes to.
     """
     steps = tuple(issued)
     # An argument that is passed twice has the register of its first position.
@@ -160,7 +160,7 @@ def difference(before: Program, now: Program) -> RunDifference | None:
 
 
 def changing(before: Program, now: Program) -> tuple[tuple[int, int, float, float], ...]:
-    """Numbers in which two runs of the same operations differ."""
+    """Returns the numbers in which two runs of the same operations differ."""
     return tuple(
         (index, position, was, value)
         for index, (old, new) in enumerate(zip(before.operations, now.operations, strict=True))
@@ -194,7 +194,7 @@ def _is_same_action(before: Action, now: Action) -> bool:
 
 
 def _arguments(action: Action) -> str:
-    """Text of an action; equal for equal actions of a kind."""
+    """Returns the text of an action; equal for equal actions of a kind."""
     match action:
         case Define():
             shapes = ", ".join(f"{tuple(meta.shape)}" for meta in action.made)

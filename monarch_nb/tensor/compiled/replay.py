@@ -1,4 +1,4 @@
-"""Runs compiled steps on a worker."""
+"""Execution of compiled steps on a worker."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -127,7 +127,7 @@ class Replay:
             self._run = CudaGraph(self._names["run"], varying, program.written, self._file)
         self._mesh = mesh
         metas = program.metas
-        self.is_own = all(meta.is_own for meta in metas)  # what fails on one rank is lost there alone
+        self.is_own = all(meta.is_own for meta in metas)  # results of a failure on one rank are lost there alone
         self._specs = [spec_of(metas[register], mesh) for register in program.results]
         # Each operation passes fewer kernels, which saves a twentieth of a step. Graphs are traced with all of them.
         self._below_autograd: Callable[[], AbstractContextManager[object]] = (
@@ -136,7 +136,7 @@ class Replay:
         self._draws = any(constant.kind == "seed" for constant in self._source.constants.values())
 
     def run(self, env: Env, arguments: Sequence[Number], into: Sequence[Number], seed: int, failed: Failed) -> None:
-        """Runs the program. After a failure the tensors concerned are lost, as without a program."""
+        """Runs the program. After a failure the affected tensors are lost, as without a program."""
         numbers = (*arguments, *self._fixed)
         tensors = [env[number] for number in numbers]
         for number in {*into} - {*numbers}:  # frees the previous tensor of this number first
@@ -173,12 +173,12 @@ class Replay:
         return self._run
 
     def written(self, arguments: Sequence[Number]) -> list[Number]:
-        """Numbers of the tensors that the program writes to."""
+        """Returns the numbers of the tensors that the program writes to."""
         numbers = (*arguments, *self._fixed)
         return [numbers[register] for register in self._program.written]
 
     def operation_in(self, frame: FrameType | None) -> int | None:
-        """The index of the operation that runs in this frame; None in a compiled graph."""
+        """Returns the index of the operation that runs in this frame; None in a compiled graph."""
         while frame is not None:
             if frame.f_code.co_filename == self._file:
                 return self._source.operations[frame.f_lineno - self._source.first_line]
@@ -186,13 +186,13 @@ class Replay:
         return None
 
     def name_of(self, operation: int) -> str:
-        """The name of an operation by its index."""
+        """Returns the name of an operation by its index."""
         return self._program.operations[operation].name
 
     # -- when an operation fails ------------------------------------------------------------------------------------
 
     def _state_at(self, error: BaseException) -> tuple[dict[str, object], int]:
-        """The registers at the error, and the index of the failed line."""
+        """Returns the registers at the error, and the index of the failed line."""
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == self._file:
@@ -214,7 +214,7 @@ class Replay:
         return dict.fromkeys((*self._touched(operation), *assigned(self._source.lines[line])), lost)
 
     def _touched(self, index: int) -> Iterable[str]:
-        """Registers of the results and written tensors of an operation."""
+        """Yields the registers of the results and written tensors of an operation."""
         operation = self._program.operations[index]
         writes = operation.action.writes if isinstance(operation.action, Define) else ()
         return (
@@ -244,7 +244,7 @@ class Replay:
             if reason is not None:
                 lost.update({f"r{register}": reason for register in operation.results})
                 broken[number] = reason
-            if number in broken:  # whose collective may have brought results of others, too
+            if number in broken:  # whose collective may have given results of other operations too
                 if (reason := broken[number]) is not None:
                     lost.update(dict.fromkeys(assigned(source.lines[line]), reason))
                 for name in variables(source.lines[line].partition("; del ")[2]):
@@ -264,7 +264,7 @@ class Replay:
 
 
 def linked(source: FunctionSource, mesh: DeviceMesh, measured: Measured = unmeasured) -> dict[str, Any]:
-    """Values of the names in a source for this process."""
+    """Returns the values of the names in a source for this process."""
     names: dict[str, Any] = {"leaves": leaves, "sharded": _sharded}
     return names | {name: _link(constant, mesh, measured) for name, constant in source.constants.items()}
 

@@ -1,4 +1,4 @@
-"""A program as Python source: operations on this rank's shards, one line or a few for each, and `del` after last use.
+"""Python source of a program: operations on this rank's shards, one or a few lines each, and `del` after last use.
 
 The controller has computed all placements, so that the source needs DTensors only for operations that require them.
 Registers are `r`, temporaries of an operation `t`, DTensors `d`.
@@ -31,15 +31,15 @@ from monarch_nb.tensor.propagation import (
 
 _BY_VALUE = frozenset({"operation", "seed", "exchange", "finish", "move"})
 _VARIABLE = re.compile(r"\b[rtd]\d+\b")
-# Lines before a collective that is begun early, bytes of their operands, and bytes of what is exchanged.
+# Lines before a collective that is begun early, bytes of their operands, and bytes that are exchanged.
 _EARLY_LINES, _EARLY_SIZE, _EARLY_SUM = 16, 1 << 24, 1 << 16
-_VIEWS = frozenset({"aten._unsafe_view.default"})  # whose schemas do not say so
-_SHARED_GATHER = 1 << 20  # limit of bytes that one merged gather brings, since they are held for longer then
+_VIEWS = frozenset({"aten._unsafe_view.default"})  # which are not marked as such in their schemas
+_SHARED_GATHER = 1 << 20  # bytes at most that one merged gather returns, since they are held for longer then
 _SCALAR = 64  # bytes of operands up to which a line may wait
 
 
 class Constant(NamedTuple):
-    """Meaning of a name in the source; `kind` says how a worker converts the value."""
+    """The value of a name in the source; `kind` says how a worker converts it."""
 
     kind: str  # operation, spec, exchange, finish, move, redistribution, value, maker, part, seed
     value: Any
@@ -47,7 +47,7 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """Lines of the body of a function, each with the operation of the program that it belongs to."""
+    """Lines of the body of a function, each with its operation of the program."""
 
     lines: tuple[str, ...]
     operations: tuple[int, ...]
@@ -57,14 +57,14 @@ class FunctionSource:
 
     @property
     def text(self) -> str:
-        """Source of the function of the shards of the inputs and the seed."""
+        """The source of the function of the shards of the inputs and the seed."""
         inputs = "".join(f"r{register}, " for register in range(self.inputs))
         head = ["def run(inputs, seed):", f"{inputs}= inputs" if inputs else "", "del inputs"]
         return "\n ".join([*head, *self.lines, f"return [{', '.join(self.results)}]\n"])
 
     @property
     def first_line(self) -> int:
-        """Line number of the first of `lines` in the text, counted from 1."""
+        """The line number of the first of `lines` in the text, counted from 1."""
         return 4
 
 
@@ -72,8 +72,8 @@ class FunctionSource:
 class _Line:
     """A line of an operation of the program.
 
-    A "pure" one reads nothing but its operands and changes nothing, and its results have memory of their own; those of
-    a "view" show the memory of its operands. `size` is the bytes of the largest of its operands and results.
+    A "pure" one reads only its operands and changes nothing, and its results have new memory; the results of a "view"
+    share the memory of its operands. `size` is the bytes of the largest of its operands and results.
     """
 
     text: str
@@ -91,7 +91,7 @@ class _Line:
 class _Exchange:
     """A collective that redistributes these registers along a mesh dimension; see `placing.exchanging`.
 
-    The program waits for one that is `pending` by itself.
+    The program itself waits for a `pending` one.
     """
 
     operation: int
@@ -117,17 +117,17 @@ class _Exchange:
 
 
 def source_of(program: Program) -> FunctionSource:
-    """The source of a program."""
+    """Returns the source of a program."""
     return _Writer(program).finished()
 
 
 def variables(line: str) -> list[str]:
-    """The registers in a line."""
+    """Returns the registers in a line."""
     return _VARIABLE.findall(line)
 
 
 def assigned(line: str) -> list[str]:
-    """The registers that a line assigns."""
+    """Returns the registers that a line assigns."""
     before, assigns, _ = line.partition(" = ")
     return variables(before) if assigns else []
 
@@ -202,7 +202,7 @@ class _Writer:
         for steps in grouped_steps(action.program.steps):
             match step := steps[0]:
                 case LocalStep(operation="aten.ones_like.default", metas=(Meta(shape=()) as meta,)):
-                    # The first gradient. It reads nothing: the loss may be under way.
+                    # The first gradient. It reads no value: the loss may still be pending.
                     of = f"dtype={self._value(meta.dtype)}, device={self._value(torch.device(meta.layout.device))}"
                     self._call(step, f"{self._constant('operation', 'aten.ones.default')}([], {of})", names)
                 case LocalStep() | Call():
@@ -245,14 +245,14 @@ class _Writer:
         self._line(f"{result} = leaves({call})" if returned == "nested" else f"{result} = {call}", kind)
         for index, register in results:
             value = result if returned == "one" else f"{result}[{index}]"
-            if sharded and register not in names:  # kept whole: what it stands for may be more than its meta says
+            if sharded and register not in names:  # kept whole: it may have more than its meta shows
                 names[register] = self._fresh("d")
                 self._line(f"{names[register]} = {value}")
             else:
                 self._line(f"{names[register]} = {value}{'._local_tensor' if sharded else ''}", "view")
 
     def _redistribute(self, steps: Sequence[Redistribute], names: dict[int, str]) -> None:
-        """Writes redistributions. All exchanges of a kind are one collective, which runs beside what follows."""
+        """Writes redistributions. All exchanges of a kind are one collective, which overlaps with later operations."""
 
         def placements(step: Redistribute) -> Placements | None:
             source = names[step.source]
@@ -322,11 +322,11 @@ class _Writer:
 def _gathered_together(
     lines: Sequence[_Line | _Exchange], metas: Mapping[str, Meta], aliases: Mapping[str, set[str]]
 ) -> list[_Line | _Exchange]:
-    """Gathers small tensors together with earlier ones, where they exist by then and do not change in between.
+    """Gathers small tensors together with earlier ones, if they exist by then and do not change in between.
 
     Layers of a small model are gathered by one collective, not by one each.
     """
-    last: dict[str, int] = {}  # the last line that made a register, or may have changed its memory
+    last: dict[str, int] = {}  # the last line that assigned a register, or may have changed its memory
     merged: dict[int, _Exchange] = {}
     first: dict[tuple[int, torch.dtype], int] = {}  # by mesh dimension and type, the collective that others join
     for index, line in enumerate(lines):
@@ -354,7 +354,7 @@ def _gathered_together(
 def _exchanged_first(
     lines: Sequence[_Line | _Exchange], metas: Mapping[str, Meta], constant: set[str], changed: set[str]
 ) -> list[_Line | _Exchange]:
-    """Moves collectives to the front that need only a few small operations on inputs which the program does not change.
+    """Moves to the front collectives that need only a few small operations on inputs that the program leaves unchanged.
 
     One example is the number of targets of a loss: the forward pass runs beside the collective.
     """
@@ -430,7 +430,7 @@ def _waiting_last(
 
 
 def _aliases(lines: Iterable[_Line | _Exchange]) -> dict[str, set[str]]:
-    """For each register that shows memory of others, or whose memory others show, all of these."""
+    """Returns, for each register that shares memory with others, all of these."""
     groups: dict[str, set[str]] = {}
     for line in lines:
         if isinstance(line, _Line) and line.kind == "view":
@@ -440,7 +440,7 @@ def _aliases(lines: Iterable[_Line | _Exchange]) -> dict[str, set[str]]:
 
 
 def _changed(lines: Iterable[_Line | _Exchange], aliases: Mapping[str, set[str]]) -> set[str]:
-    """Registers whose memory some line may change, itself or through a view."""
+    """Returns the registers whose memory some line may change, directly or through a view."""
     names = [
         name for line in lines if isinstance(line, _Line) and line.kind == "other" for name in variables(line.text)
     ]
@@ -448,7 +448,7 @@ def _changed(lines: Iterable[_Line | _Exchange], aliases: Mapping[str, set[str]]
 
 
 def _with_deletions(lines: Sequence[str], inputs: Iterable[str], results: Iterable[str]) -> list[str]:
-    """The lines, each with a `del` of the registers that it uses for the last time."""
+    """Returns the lines, each with a `del` of the registers that it uses for the last time."""
     last = dict.fromkeys(inputs, -1)
     for index, line in enumerate(lines):
         last.update(dict.fromkeys(variables(line), index))
@@ -459,7 +459,7 @@ def _with_deletions(lines: Sequence[str], inputs: Iterable[str], results: Iterab
 
 
 def _kind_of(operation: str) -> Literal["pure", "view", "other"]:
-    """The kind of a line that runs an operation on shards."""
+    """Returns the kind of a line that runs an operation on shards."""
     func = overload(operation)
     schema = func._schema
     if schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
@@ -469,7 +469,7 @@ def _kind_of(operation: str) -> Literal["pure", "view", "other"]:
 
 
 def _return_kind(operation: str) -> str:
-    """Kind of results: "one" tensor, "several", or "nested" lists."""
+    """Returns the kind of results: "one" tensor, "several", or "nested" lists."""
     returns = overload(operation)._schema.returns
     if any(isinstance(returned.type, torch.ListType) for returned in returns):
         return "several" if len(returns) == 1 else "nested"

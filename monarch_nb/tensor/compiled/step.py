@@ -1,4 +1,4 @@
-"""Implements `monarch.compile`: a step runs uncompiled until two runs are equal, and then as one message."""
+"""`monarch.compile`: a step runs uncompiled until two runs are equal, and then as one message."""
 
 import functools
 import inspect
@@ -45,9 +45,9 @@ _WITHOUT_RANDOMNESS = {
     "inductor": "inductor would draw others than PyTorch does",
     "cudagraphs": "a CUDA graph would draw the same in each call",
 }
-PROGRAMS = 8  # of a step at a time; further kinds of calls run uncompiled
-KINDS = 32  # limit of different kinds of arguments
-RUNS = 4  # within which two runs must be equal
+PROGRAMS = 8  # of a step at most; further kinds of calls run uncompiled
+KINDS = 32  # different kinds of arguments at most
+RUNS = 4  # of which two must be equal
 CHECK_EVERY = 1000
 
 
@@ -96,7 +96,7 @@ class Variant:
         self.stream.issue_object(Trace(self._reference.number, program, capture.fixed, backend))
 
     def unfit(self, leaves: Sequence[object] | None = None) -> str:
-        """The reason why this program may differ from the step now, called with `leaves`; "" if there is none."""
+        """Returns why this program may differ from the step now, called with `leaves`; "" if there is no reason."""
         if self.stream.lost is not None:
             return "the mesh has lost its tensors"
         if self.stream.heals != self._heals:
@@ -174,7 +174,7 @@ class Variant:
         return pytree.tree_unflatten(values, capture.tree)
 
     def _replace_gradients(self, numbers: list[int]) -> None:
-        """Notes which gradients the step writes to from now on. Earlier ones, if alive, keep their last write."""
+        """Notes the gradients that the step writes to from now on. Earlier ones, if alive, keep their last write."""
         writes = self._writes
         for reference in self.stream.held.references(set(writes.gradients).difference(numbers)):
             if reference is not None:
@@ -182,7 +182,7 @@ class Variant:
         writes.gradients = numbers
 
     def _update_views(self, inputs: list[Reference | None], results: list[Reference | None]) -> None:
-        """Records which results are views of which tensors, and which copied views have become stale."""
+        """Records the bases of results that are views, and the copied views that have become stale."""
         references = inputs + results
         for alias in self.capture.aliases:
             result, source, base = references[alias.result], references[alias.source], references[alias.base]
@@ -205,7 +205,7 @@ class Variant:
 
 
 class _Gradient:
-    """The gradient of a parameter after a call; reuses the number of the last one unless something refers to that."""
+    """The gradient of a parameter after a call; reuses the last one's number unless that is still referred to."""
 
     def __init__(self, slot: GradientSlot) -> None:
         self._slot = slot
@@ -242,7 +242,7 @@ class _Ended(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: object, anchor: torch.Tensor, meta: Meta, reference: Reference) -> MeshTensor:
-        """Makes the result here, since passing a tensor through would be an operation."""
+        """Creates the result here, since passing a tensor through would be an operation."""
         return MeshTensor(meta, reference)
 
     @staticmethod
@@ -281,7 +281,7 @@ class CompiledStep:
         functools.update_wrapper(self, function)
         self._function, self._backend, self._check_every = function, backend, check_every
         self._variants: dict[Hashable, list[Variant]] = {}
-        self._candidates: dict[Hashable, Capture] = {}  # captured runs that wait for an equal one
+        self._candidates: dict[Hashable, Capture] = {}  # captured runs without an equal one yet
         self._runs: Counter[Hashable] = Counter()  # runs since the last program, by kind of arguments
         self._not_compilable: set[Hashable] = set()  # kinds of calls that cannot be compiled
         self._warned: set[str] = set()
@@ -290,18 +290,18 @@ class CompiledStep:
 
     @property
     def programs(self) -> int:
-        """Number of programs: one for each kind of arguments and each state of the values read."""
+        """The number of programs: one for each kind of arguments and each state of the values read."""
         return sum(map(len, self._variants.values()))
 
     @property
     def calls(self) -> int:
-        """Number of replayed calls."""
+        """The number of replayed calls."""
         return sum(variant.calls for variants in self._variants.values() for variant in variants)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step. A compiled step blocks only while the window is exceeded.
 
-        Raises CompileError if the step cannot be compiled as it is, and what the step raises.
+        Raises CompileError if the step cannot be compiled in its present form, and the step's own errors.
         """
         if is_recording():
             return self._function(*args, **kwargs)
@@ -492,7 +492,7 @@ def _are_tensors(args: tuple[object, ...]) -> bool:
 
 
 def _facts(leaves: Sequence[object]) -> tuple[tuple[Hashable, ...], tuple[float, ...]]:
-    """Properties of the arguments that a program depends on, and the floats among them."""
+    """Returns the properties of the arguments on which a program depends, and the floats among them."""
     facts: list[Hashable] = []
     floats: list[float] = []
     first: dict[int, int] = {}

@@ -232,7 +232,7 @@ def _check_order(source: Meta, result: Meta) -> None:
         inner += 1
     shapes = [meta.shape[: len(meta.shape) - inner] for meta in (source, result)]
     if math.prod(shapes[0]) > _MAX_ELEMENTS:
-        raise Unfit("it is too large for a look at which elements its ranks would have")
+        raise Unfit("it is too large for a check of its ranks' elements")
     cutting = [
         any(getattr(meta.placements[dim], "dim", None) is not None for meta in (source, result))
         for dim in range(len(source.layout.shape))
