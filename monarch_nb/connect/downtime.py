@@ -97,7 +97,7 @@ def _end_events(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float
 
 
 def _findings(procs: ProcState, findings: Sequence[p.RunFinding]) -> list[tuple[float, str]]:
-    """Returns events for findings of host agents; ends have events of their own."""
+    """Returns events for findings of host agents; ends have separate events."""
     return [
         (finding.first, f"{finding_line(finding)} ({procs.name})")
         for finding in findings

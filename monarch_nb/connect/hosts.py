@@ -114,7 +114,7 @@ def attach_states(
         if isinstance(old, RemoteHost) and old.is_still(endpoint, state.incarnation, keys):
             continue
         if (via := runtime.part(HostRoutes).gateway) and via.remote is old and old.incarnation == state.incarnation:
-            continue  # the gateway itself, by a name of its own for it
+            continue  # the gateway itself, by its own name for it
         if isinstance(old, RemoteHost):
             old.retire(state.incarnation)
         elif old is not None:

@@ -52,7 +52,7 @@ class LocalHost:
         return f"<host {self.host} in {self.folder}{', lost: ' + self.lost if self.lost else ''}>"
 
     def dials(self, other: ExternalHost) -> bool:
-        """False: its agent has no key for others."""
+        """Returns False: its agent has no key for others."""
         return False
 
     def join(self) -> Future[Done]:
@@ -62,7 +62,7 @@ class LocalHost:
         return request(self.runtime, agent_of(self.host), verbs.LEASE, p.OwnerLease(pid=os.getpid()))
 
     def leave(self) -> Future[Done]:
-        """Has the agent stop what this process owns there, at once."""
+        """Has the agent stop this process's meshes there, at once."""
         return request(self.runtime, agent_of(self.host), verbs.LEAVE, Done())
 
     def shutdown(self) -> Future[p.StopReply]:

@@ -571,7 +571,7 @@ def _report_lost(runtime: Runtime, mesh: MeshFile, failures: Mapping[str, str]) 
 
 
 def _remote(runtime: Runtime, mesh: MeshFile, way: HostRoute) -> RemoteHost | None:
-    """Returns None for a host that cannot come back: on this machine with a dead agent, or behind a lost gateway."""
+    """Returns None for a host that cannot return: on this machine with a dead agent, or behind a lost gateway."""
     gateway, key = runtime.part(HostRoutes).gateway, key_of(mesh, way)
     unknown = p.HostState(host=way.host, pid=0, procs=())
     if way.calls:

@@ -171,7 +171,7 @@ class LocalAgents:
 
 
 def _in_background(function: Callable[[], None]) -> None:
-    """Runs a function on a thread of its own: an interrupt ends the wait, and leaves no agent half started."""
+    """Runs a function on its own thread: an interrupt ends the wait, and leaves no agent half started."""
     errors: list[BaseException] = []
 
     def run() -> None:

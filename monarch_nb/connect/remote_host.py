@@ -146,7 +146,7 @@ class RemoteHost:
         return request(self.runtime, agent_of(self.host), verbs.LEASE, lease)
 
     def leave(self) -> Future[Done]:
-        """Has the agent stop what this process owns there, at once."""
+        """Has the agent stop this process's meshes there, at once."""
         return request(self.runtime, agent_of(self.host), verbs.LEAVE, Done())
 
     def shutdown(self) -> Future[p.StopReply]:

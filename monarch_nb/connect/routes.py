@@ -81,7 +81,7 @@ class ExternalHost(Protocol):
         """Blocks while it is still marked as lost although its restarted agent runs."""
 
     def leave(self) -> Future[Done]:
-        """Has the agent stop what this process owns there, at once."""
+        """Has the agent stop this process's meshes there, at once."""
 
     def shutdown(self) -> Future[p.StopReply]:
         """Ends the agent and all processes there."""

@@ -177,7 +177,7 @@ def _serve(
 
 
 def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: str) -> Future[None]:
-    """Makes this machine a host at an address, for as long as this process lives; see `run_worker_loop_forever`.
+    """Makes this machine a host at an address, while this process lives; see `run_worker_loop_forever`.
 
     Returns when it listens. Ends this process, as `sys.exit(0)` on its main thread does, when a client shuts the host
     down (in a notebook the future resolves instead); the future fails if it cannot listen, with AgentStartError or

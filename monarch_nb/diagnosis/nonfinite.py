@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Findings: TypeAlias = "tuple[NonFinite | None, NonFinite | None]"
 
-END_S = 10.0  # for a rank to say what it has found
+END_S = 10.0  # for a rank to send its findings
 
 
 class ValueWatch:

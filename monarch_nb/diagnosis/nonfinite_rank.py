@@ -417,7 +417,7 @@ class StepWatch:
 
     @classmethod
     def begun(cls) -> "StepWatch | None":
-        """Begins to watch what this thread runs, unless the program has entered modes of its own."""
+        """Begins to watch the operations of this thread, unless the program has entered its own modes."""
         return None if _get_current_dispatch_mode_stack() else cls()
 
     def end(self) -> bool:

@@ -129,7 +129,7 @@ class TimeSampler:
             gc.callbacks.remove(self._note_collection)
 
     def _note_collection(self, phase: str, _: object) -> None:
-        """Hook of the garbage collector, during which no other thread runs."""
+        """Notes the time of a garbage collection, during which no other thread runs."""
         now = time.perf_counter()
         if phase == "start":
             self._collecting = now

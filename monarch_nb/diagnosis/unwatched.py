@@ -183,7 +183,7 @@ class UnwatchedMesh:
         return states, details
 
     def _calls(self, after: Mapping[int, Evidence]) -> Iterator[UnansweredCall]:
-        """Yields calls that some ranks have not answered; the size is that of calls that other ranks have run."""
+        """Yields unanswered calls; the size of each is the number of its known runners, or of all ranks."""
         missing: dict[tuple[str, str, str], set[int]] = {}
         for rank, run in _runs(after):
             missing.setdefault((run.call, run.actor, run.endpoint.lstrip("@!")), set()).add(rank)

@@ -250,7 +250,7 @@ class MeshHealer:
                 self._publish(MeshHealed(state, tuple(back)))
 
     def _apply_pending_extents(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
-        """Gives growing meshes their new extent once all new processes and actors are there."""
+        """Gives growing meshes their new extent once all new processes and actors are ready."""
         back = {uid: set(_ranks(entries)) for uid, entries in incarnations}
         for procs in [mesh for uid in back if isinstance(mesh := self._runtime.meshes.get(uid), ProcState)]:
             growing = [mesh for mesh in (procs, *procs.actors.values()) if mesh.pending_region is not None]

@@ -56,7 +56,7 @@ class ProfileSamples:
                     self._waiting.setdefault(samples.rank, []).append(weight)
 
     def ranks(self) -> dict[int, RankProfile]:
-        """A copy of the current samples, by base rank."""
+        """Returns a copy of the current samples, by base rank."""
         with self._lock:
             return {
                 number: RankProfile(

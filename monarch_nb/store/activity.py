@@ -58,7 +58,7 @@ class ActorSample:
         self.rate = 0.0
 
     def take(self, cell: ActorCell, now: float, counts_s: float = COUNTS_S) -> ActorActivity | None:
-        """The actor's activity now; None if unchanged since the last report. Counts alone wait for `counts_s`."""
+        """Returns the actor's activity; None if unchanged since the last report. Counts alone wait for `counts_s`."""
         busy = self._follow(cell, now)
         if now - self.counted >= counts_s:
             self.rate = round((cell.calls - self.counts) / (now - self.counted), 1)
@@ -78,7 +78,7 @@ class ActorSample:
         return self.reported
 
     def _follow(self, cell: ActorCell, now: float) -> bool:
-        """True while the actor is busy; records the endpoint and the start time."""
+        """Returns whether the actor is busy; records the endpoint and the start time."""
         running = cell.running
         new_calls, self.calls = cell.calls - self.calls, cell.calls
         # Short calls between two samples do not count as idle time: an actor that answers continuously is busy.

@@ -67,13 +67,13 @@ class Board:
             self._write(current, fields, section, key)
 
     def change_in(self, section: str, key: str, part: str, fields: Mapping[str, object]) -> None:
-        """Like `change`, for an object inside an object."""
+        """Does the same as `change` for an object inside an object."""
         current = self._sections[section].get(key)
         if current is not None:
             self._write(current[part], fields, section, key, part)
 
     def change_rank(self, uid: str, index: str, fields: Mapping[str, object]) -> None:
-        """Like `change`, for a rank of a mesh, whose object is created when needed."""
+        """Does the same as `change` for a rank of a mesh, whose object is created when needed."""
         ranks = self._sections["ranks"].get(uid)
         if ranks is None:
             return

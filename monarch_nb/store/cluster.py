@@ -26,14 +26,14 @@ class Sessions:
         self._ranks: dict[str, tuple[str, int]] = {}  # mesh and base rank of each session
 
     def opened(self, event: e.SessionOpened) -> None:
-        """An actor has stopped at a breakpoint."""
+        """Notes that an actor has stopped at a breakpoint."""
         _, index = self._meshes.find(event.uid, event.rank)
         self._board.put("sessions", event.id, {"mesh": event.uid, "rank": index, "since": event.since, **event.record})
         self._ranks[event.id] = (event.uid, event.rank)
         self._pause(event.uid, event.rank, event.since)
 
     def closed(self, event: e.SessionClosed) -> None:
-        """A session has ended; its rank is paused until the last one has."""
+        """Notes that a session has ended; its rank is paused until its last session has ended."""
         key = self._ranks.pop(event.id, None)
         self._board.put("sessions", event.id, None)
         if key is not None and key not in self._ranks.values():
@@ -64,13 +64,13 @@ class Ranks:
         self._meshes = meshes
 
     def started(self, event: e.ProcessStarted) -> None:
-        """The process of a rank runs."""
+        """Notes that the process of a rank runs."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is not None:
             self._board.change_rank(event.uid, str(index), {"pid": event.pid})
 
     def turned(self, event: e.RankStateChanged, failure: str) -> None:
-        """Supervision reports a new condition; `failure` is the id under which its failure is shown."""
+        """Notes a new condition from supervision; `failure` is the id under which its failure is shown."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
@@ -92,14 +92,14 @@ class Ranks:
         self._meshes.show_with_actors(mesh, index)
 
     def answers(self, event: e.ResponsivenessChanged) -> None:
-        """A process stopped or resumed answering."""
+        """Notes that a process has stopped or resumed answering."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is not None:
             mesh.ranks.own(index).unanswered = event.since
             self._meshes.show_with_actors(mesh, index)
 
     def does(self, event: e.ActivityChanged) -> None:
-        """An actor began or ended a call."""
+        """Notes that an actor began or ended a call."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
@@ -116,7 +116,7 @@ class Ranks:
         self._works(mesh, index)
 
     def pending(self, event: e.CallPending) -> None:
-        """A call of this process waits for the rank, or no longer does; the rank's own report comes later."""
+        """Notes that a call of this process awaits the rank, or no longer does; the rank's own report comes later."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
@@ -144,7 +144,7 @@ class Ranks:
         self._meshes.show(*below)
 
     def uses(self, event: e.Usage) -> None:
-        """Resource use of a process."""
+        """Notes the resource use of a process."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None:
             return

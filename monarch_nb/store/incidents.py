@@ -215,14 +215,14 @@ class Incidents:
             self._drop(next(iter(failures)))
 
     def notified(self, event: e.OwnerNotified) -> None:
-        """An owner was asked to handle a failure, or has answered."""
+        """Notes that an owner was asked to handle a failure, or has answered."""
         key = self.key(event.id)
         record = self._board.document["failures"].get(key)
         if record is not None and [event.who, event.how] not in record["told"]:
             self._board.change("failures", key, {"told": [*record["told"], [event.who, event.how]]})
 
     def settled(self, event: e.FailureStateChanged) -> None:
-        """A failure is being healed, or has ended."""
+        """Notes that a failure is being healed, or has ended."""
         incident = self._incidents.get(self.key(event.id))
         if incident is None:
             return

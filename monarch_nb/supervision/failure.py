@@ -46,8 +46,8 @@ class MeshName(str):
 class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     """Some ranks of a mesh have failed, or, if `preempted`, their host is about to be taken away.
 
-    `crashed_ranks` count row-major in that mesh; `also` names other affected meshes, and `left` is the number of its
-    ranks that have not failed (-1: all but the ranks of this event).
+    `crashed_ranks` count row-major in that mesh; `also` names other affected meshes, and `left` counts the ranks of
+    that mesh that have not failed (-1: all but the ranks of this event).
     """
 
     mesh_name: str

@@ -30,7 +30,7 @@ class UndeliverableMessage(msgspec.Struct, frozen=True):
         return f"{self.destination}.{self.method}" if self.method else self.destination
 
     def error_msg(self) -> str:
-        """The reason for which it did not arrive."""
+        """The reason why it did not arrive."""
         return self.reason
 
 

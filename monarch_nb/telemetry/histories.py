@@ -165,7 +165,7 @@ def _spark(samples: dict[int, list[UsageSample]], field: str) -> str:
 
 
 def history(mesh: AnyMesh | MeshTrait) -> History:
-    """CPU, memory, GPU, and bytes in and out of the processes of a mesh over the last hour.
+    """Returns CPU, memory, GPU, and bytes in and out of the processes of a mesh over the last hour.
 
     Processes report every few seconds from the first call on, in a notebook with the extension from the beginning.
     Does not block. Raises TypeError for a value that is not a mesh of processes or actors.

@@ -76,7 +76,7 @@ class Points:
     # -- on processes with actors -----------------------------------------------------------------------------------
 
     def _home(self) -> str:
-        """The process that has spawned this one; "" in the first process."""
+        """Returns the process that has spawned this one; "" in the first process."""
         home = self._runtime.part(MeshRegistry).started_by
         return "" if home == self._runtime.address else home
 
