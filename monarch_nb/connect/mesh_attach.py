@@ -349,10 +349,11 @@ def _take_over(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.AttachReply
     registry, driver = runtime.part(MeshRegistry), runtime.part(Driver)
     living = {proc.address: proc for answer in answers for proc in answer.procs if proc.exit is None}
     procs = procs_from(runtime, mesh.name, first.parts)
-    _adopt_incarnations(procs, [proc.address for answer in answers for proc in answer.procs])
+    heals = _adopt_incarnations(procs, [proc.address for answer in answers for proc in answer.procs])
     driver.feed(lambda machine: machine.disown(mesh.uid))  # this process may have owned it before
     registry.own(runtime.root, procs)
     actors = actors_from(runtime, procs, first.parts)
+    _count_heals(actors, {rank: count for rank, count in heals.items() if procs.address(rank) not in living})
     reconciler = RankReconciler(runtime, procs, actors)
     reconciler.supersede(first.turn)
     for actor_mesh in actors:
@@ -403,14 +404,23 @@ def _missing(procs: ProcState, answers: Sequence[p.AttachReply], unreached: Cont
     return missing
 
 
-def _adopt_incarnations(procs: ProcState, addresses: Sequence[str]) -> None:
-    """Takes over the incarnations known to the hosts, which may be newer than the recorded ones."""
+def _adopt_incarnations(procs: ProcState, addresses: Sequence[str]) -> dict[int, int]:
+    """Takes over the incarnations known to the hosts; returns by how much they are newer than the recorded ones."""
     latest = dict(procs.incarnations)
     for address in addresses:
         _, rank, incarnation = parse_address(address).place
         if incarnation > latest.get(rank, 0):
             latest[rank] = incarnation
-    procs.renew(latest, procs.version + (latest != procs.incarnations))
+    heals = {rank: latest[rank] - procs.incarnation(rank) for rank in latest if latest[rank] > procs.incarnation(rank)}
+    procs.renew(latest, procs.version + bool(heals))
+    return heals
+
+
+def _count_heals(actors: Sequence[ActorState], heals: Mapping[int, int]) -> None:
+    """Counts unrecorded heals of processes that have ended since: each has given its actors an incarnation, too."""
+    for state in actors:
+        for rank in heals.keys() & set(state.ranks):
+            _set_incarnation(state, rank, state.incarnation(rank) + heals[rank])
 
 
 def _greet(runtime: Runtime, procs: ProcState, actors: Sequence[ActorState], turn: int, living: Sequence[str],

@@ -102,7 +102,7 @@ class _AdverbOfEndpoint:
 
 def _adverb(method: F) -> F:
     """Marks a method of Endpoint as an adverb."""
-    return _AdverbOfEndpoint(method)  # called in the same way
+    return _AdverbOfEndpoint(method)  # type: ignore[return-value]  # called in the same way
 
 
 def _declared_signature(endpoint: "Endpoint[..., object]") -> inspect.Signature:

@@ -457,6 +457,33 @@ def fall_on_hosts(key: str, *endpoints: str) -> None:
             time.sleep(0.05)
 
 
+def fall_unrecorded(_: str = "") -> None:
+    """Heals a rank that calls the other one, and is killed with that rank before the heal is recorded."""
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    procs, counter = spawn()
+    current_runtime().part(Detacher).flush_holds()
+    current_runtime().part(Detacher).refresh = lambda *_: None  # type: ignore[method-assign]
+    first, last = counter.slice(gpus=0), counter.slice(gpus=1)
+    os.kill(last.pid.call_one().get(), signal.SIGKILL)
+    while answers(last):
+        time.sleep(0.01)
+    monarch.heal_mesh(procs)
+    say("across", last.ask.call_one(first).get(10))
+    os.kill(last.pid.call_one().get(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def mend_unrecorded(_: str = "") -> None:
+    """Attaches what `fall_unrecorded` left, heals it, and has the healed rank call the other one."""
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    procs: Any = monarch.attach("trainers")
+    counter: Any = monarch.attach("counter")
+    monarch.heal_mesh(procs)
+    say("across", counter.slice(gpus=1).ask.call_one(counter.slice(gpus=0)).get(10))
+    say("incarnation", state_of(counter).incarnation(1))
+    procs.stop().get()
+
+
 def pick_up(_: str = "") -> None:
     """Attaches what was left in the middle of a heal."""
     monarch.actor.unhandled_fault_hook = lambda failure: None
@@ -495,6 +522,6 @@ if __name__ == "__main__":
     programs = (
         leave, leave_hanging, find, leave_while_recording, leave_hosts, leave_local, look, leave_busy, leave_behind,
         leave_callers, leave_job, nap, hold, hold_busy, hold_unread, leave_pair, take_pair, rob, take, mend,
-        wait_and_mend, fall, fall_on_hosts, pick_up, again, leave_hanging_hosts,
+        wait_and_mend, fall, fall_on_hosts, fall_unrecorded, mend_unrecorded, pick_up, again, leave_hanging_hosts,
     )  # fmt: skip
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

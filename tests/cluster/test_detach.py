@@ -406,6 +406,16 @@ def test_ranks_healed_on_a_new_agent_outlive_a_controller_killed_then(
     swept()
 
 
+def test_a_rank_calls_others_after_a_heal_that_nobody_recorded(place: Path) -> None:
+    first = Controller(place, "fall_unrecorded", MONARCH_NB_MESH_KEEP="60s")
+    assert first.until("across") == ["15"]
+    assert first.process.wait(SOON) == -signal.SIGKILL
+    first.kill()
+    second = Controller(place, "mend_unrecorded").done()
+    assert second.said("across") == [["15"]], second.lines
+    assert second.said("incarnation") == [["2"]], second.lines
+
+
 @pytest.mark.slow
 def test_a_mesh_behind_a_gateway_is_attached_through_the_gateway(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]

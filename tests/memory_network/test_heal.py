@@ -15,6 +15,8 @@ from monarch_nb.actor import (
     heal_mesh,
     this_proc,
 )
+from monarch_nb.runtime import current_runtime
+from monarch_nb.supervision import Driver
 from tests.cluster.actor_tools import Faults
 
 Kill = Callable[[ProcMesh], None]
@@ -65,6 +67,12 @@ class Parent(Actor):
         raise ValueError("boom")
 
 
+class Caller(Actor):
+    @endpoint
+    def ranks_of(self, counters: Any) -> list[int]:
+        return list(counters.rank.call().get(10).values())
+
+
 @pytest.fixture
 def killed(kill: Kill, faults: Faults) -> Kill:
     """Kills processes, and claims the failure that comes of it."""
@@ -101,6 +109,21 @@ def test_a_killed_process_and_its_actors_come_back(own_procs: ProcMesh, counters
     assert after[0] == before[0]
     assert after[1] != before[1]
     assert own_procs.spawn("more", Counter, 0).rank.call().get(20).values() == [0, 1]  # type: ignore[attr-defined]
+
+
+def test_an_incarnation_that_an_unrecorded_heal_gave_before_still_calls(
+    own_procs: ProcMesh, counters: Any, killed: Kill
+) -> None:
+    callers: Any = own_procs.spawn("callers", Caller)
+    caller = callers.slice(gpus=1)
+    record = current_runtime().part(Driver).machine._records.meshes[callers._state.uid]
+    for _ in range(2):
+        killed(own_procs.slice(gpus=1))
+        status = record.at(1)  # what the next controller knows if one ended before it recorded its heal:
+        record.put(1, status.state, 0, status.cause, status.failure_id)
+        callers._state.incarnations = {}
+        heal_mesh(own_procs)
+        assert caller.ranks_of.call_one(counters).get(20) == [0, 1]
 
 
 def test_a_failed_actor_comes_back_in_its_living_process(counters: Any, faults: Faults) -> None:
