@@ -27,19 +27,19 @@ class Faults:
         return self._queue.get(timeout=SECONDS)
 
     def left(self) -> list[MeshFailure]:
-        found = []
+        failures = []
         while not self._queue.empty():
-            found.append(self._queue.get())
-        return found
+            failures.append(self._queue.get())
+        return failures
 
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
     """Takes the place of the hook that would end the program; every failure has to be claimed by the test."""
-    found = Faults()
-    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", found)
-    yield found
-    assert found.left() == []
+    hook = Faults()
+    monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", hook)
+    yield hook
+    assert hook.left() == []
 
 
 def spawned(count: int, name: str, **kwargs: Any) -> Iterator[ProcMesh]:
@@ -78,7 +78,7 @@ def own_procs() -> Iterator[ProcMesh]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Each family of tests shares a controller; the last of it takes that down, for others count threads and files."""
+    """Each family of tests shares a controller; its last test shuts it down, since others count threads and files."""
     if (ours := _family(item.path)) and (nextitem is None or _family(nextitem.path) != ours):
         shutdown()
 

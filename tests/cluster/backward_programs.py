@@ -1,6 +1,6 @@
 """Backward passes on sharded tensors that fail, one after another in one process.
 
-`python -m tests.cluster.backward_programs` prints what reached the program of each, and whether the next pass is right.
+`python -m tests.cluster.backward_programs` prints the error that each program got, and whether the next pass is right.
 """
 
 import gc
@@ -121,9 +121,9 @@ def recomputed(reentrant: bool) -> Program:
 
 
 def traced(x: torch.Tensor) -> None:
-    """A debugger looks at each line, of each function."""
+    """A debugger traces every line of every function."""
 
-    def look(frame: FrameType, event: str, given: object) -> Any:
+    def look(frame: FrameType, event: str, argument: object) -> Any:
         return look
 
     sys.settrace(look)
@@ -186,7 +186,7 @@ def hooked_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    """Prints the name of each, tab, what was raised, tab, the function that raised it, tab, "goes on"."""
+    """Prints, with tabs: the program's name, the exception, the function that raised it, and "goes on"."""
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     mesh = Mesh(shape=(2,), mesh_dim_names=("a",))

@@ -47,7 +47,7 @@ def cable() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def bridged(count: int) -> Iterator[list[str]]:
-    """Names of so many namespaces, 10.213.91.1 and on, that reach each other, and this one at 10.213.91.254."""
+    """Names of `count` connected namespaces, 10.213.91.1 and on; this one is 10.213.91.254."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("NOT TESTED HERE: hosts with networks of their own need root and `ip` (iproute2)")
     bridge = f"mnb{secrets.token_hex(3)}"
@@ -75,15 +75,15 @@ def bridged(count: int) -> Iterator[list[str]]:
 
 @contextmanager
 def bridged_hosts(folder: Path, count: int) -> Iterator[tuple[Path, list[str]]]:
-    """A host in each of so many namespaces: the key, and their endpoints, which this namespace reaches."""
+    """A host in each of `count` namespaces: the key, and the endpoints, which this namespace reaches."""
     key = folder / "job.key"
     Keys.load_or_create(key)
     with bridged(count) as names:
         agents: list[HostProcess] = []
         try:
             for number, name in enumerate(names, 1):
-                inside = ("ip", "netns", "exec", name)
-                agents.append(HostProcess(folder, key=key, tcp=f"tcp://10.213.91.{number}:0", before=inside))
+                prefix = ("ip", "netns", "exec", name)
+                agents.append(HostProcess(folder, key=key, tcp=f"tcp://10.213.91.{number}:0", before=prefix))
             yield key, [agent.endpoint for agent in agents]
         finally:
             for agent in agents:
@@ -96,7 +96,7 @@ def controller_of_both(
 ) -> Iterator[tuple[Callable[[str], None], Expect]]:
     """A controller at one end of the cable, with the key and both hosts' endpoints as arguments.
 
-    Gives what says a word to it, and what expects one of some words of it; it has to end well.
+    Yields a function that sends it a word, and one that expects one of some words; it must exit with 0.
     """
     key = folder / "job.key"
     Keys.load_or_create(key)
@@ -104,8 +104,8 @@ def controller_of_both(
     controller = None
     try:
         for number, name in enumerate(cable, 1):
-            inside = ("ip", "netns", "exec", name)
-            agents.append(HostProcess(folder, key=key, tcp=f"tcp://10.213.77.{number}:0", before=inside))
+            prefix = ("ip", "netns", "exec", name)
+            agents.append(HostProcess(folder, key=key, tcp=f"tcp://10.213.77.{number}:0", before=prefix))
         with open(folder / "controller.log", "wb") as errors:
             controller = subprocess.Popen(
                 ["ip", "netns", "exec", cable[0], sys.executable, "-c", program, str(key),
@@ -115,8 +115,8 @@ def controller_of_both(
             )  # fmt: skip
         assert controller.stdin is not None
         assert controller.stdout is not None
-        with controller.stdin as to, controller.stdout as said:
-            yield lambda word: _write(to, word), lambda *words: _expect(said, words, folder)
+        with controller.stdin as stdin, controller.stdout as stdout:
+            yield lambda word: _write(stdin, word), lambda *words: _expect(stdout, words, folder)
         assert controller.wait(20) == 0
     finally:
         if controller is not None:
@@ -126,10 +126,10 @@ def controller_of_both(
             agent.close()
 
 
-def _write(to: IO[str], word: str) -> None:
-    to.write(f"{word}\n")
-    to.flush()
+def _write(stdin: IO[str], word: str) -> None:
+    stdin.write(f"{word}\n")
+    stdin.flush()
 
 
-def _expect(said: IO[str], words: tuple[str, ...], folder: Path) -> None:
-    assert said.readline() in [f"{word}\n" for word in words], (folder / "controller.log").read_text()
+def _expect(stdout: IO[str], words: tuple[str, ...], folder: Path) -> None:
+    assert stdout.readline() in [f"{word}\n" for word in words], (folder / "controller.log").read_text()

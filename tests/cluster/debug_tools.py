@@ -48,8 +48,8 @@ class Trainer(Actor):
         return where
 
     @endpoint
-    def stop_if(self, which: list[int]) -> int:
-        breakpoint_if(current_rank().rank in which, "asked for")
+    def stop_if(self, ranks: list[int]) -> int:
+        breakpoint_if(current_rank().rank in ranks, "asked for")
         return current_rank().rank
 
     @endpoint
@@ -94,8 +94,8 @@ class Trainer(Actor):
         return done[0]
 
     @endpoint
-    def run_file(self, path: str, later: str) -> int:
-        """Runs `run` of a file that holds `later` by then."""
+    def run_file(self, path: str, text: str) -> int:
+        """Runs `run` of a file whose text has changed to `text`."""
         import importlib.util
 
         spec = importlib.util.spec_from_file_location("edited", path)
@@ -103,7 +103,7 @@ class Trainer(Actor):
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        Path(path).write_text(later)
+        Path(path).write_text(text)
         return int(module.run())
 
     @endpoint
@@ -161,7 +161,7 @@ class Looper(Actor):
 
 
 class Owner(Actor):
-    """Owns an actor that fails, and stops where it is told of that."""
+    """Owns an actor that fails, and stops in `__supervise__`."""
 
     @endpoint
     def start(self) -> None:
@@ -186,8 +186,8 @@ class Caller(Actor):
     """Waits for another actor, which stops."""
 
     @endpoint
-    def ask(self, other: Any, x: float) -> float:
-        return float(other.step.call_one(x).get())
+    def ask(self, peer: Any, x: float) -> float:
+        return float(peer.step.call_one(x).get())
 
 
 def stopped(count: int, mesh: Any = None) -> list[Stopped]:
@@ -199,32 +199,32 @@ def stopped(count: int, mesh: Any = None) -> list[Stopped]:
 
 
 def resume_all() -> None:
-    """Whatever a test has left stopped goes on."""
+    """Resumes whatever a test has left stopped."""
     debug.clear_breakpoint()
     deadline = time.monotonic() + SECONDS
     while debug.sessions():
         assert time.monotonic() < deadline, f"still stopped: {debug.sessions()}"
-        with contextlib.suppress(DebugError):  # the last of them may be gone by now
+        with contextlib.suppress(DebugError):  # the last session may have ended
             debug.resume()
         time.sleep(0.01)
 
 
 def line(text: str, nth: int = 1) -> int:
-    """The number of the nth line of this file that reads so."""
+    """The number of the nth line of this file with this text."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return [number for number, each in enumerate(lines, 1) if each.strip() == text][nth - 1]
+    return [number for number, source in enumerate(lines, 1) if source.strip() == text][nth - 1]
 
 
 class Big(bytearray):
-    """Memory whose end can be seen."""
+    """Memory that can be referenced weakly."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as torch names its own."""
+    """Has the name of torch's own class."""
 
 
 class Holder(Actor):
-    """Fails with things in its frames that must not be held."""
+    """Fails with objects in its frames that must be released."""
 
     @endpoint
     def run_out(self, how: str) -> None:
@@ -243,7 +243,7 @@ class Holder(Actor):
 
     @endpoint
     def holds(self) -> bool:
-        """Whether the memory of the last failure is still used; before this there was another message."""
+        """Whether the memory of the last failure is still used; another message has come in between."""
         return self.held() is not None
 
     @endpoint

@@ -1,4 +1,4 @@
-"""Programs of the tests of detach: each is one controller, which does one thing and says what it saw.
+"""Programs for the tests of detach: each is a controller that does one thing and prints what it saw.
 
 `python detach_programs.py NAME [ARGUMENT]`.
 """
@@ -47,9 +47,9 @@ class Counter(Actor):
         return os.getpid()
 
     @endpoint
-    def ask(self, other: Any) -> int:
-        found: int = other.add.call_one(0).get()
-        return found
+    def ask(self, peer: Any) -> int:
+        count: int = peer.add.call_one(0).get()
+        return count
 
     @endpoint
     def fail_at(self, path: str, rank: str) -> None:
@@ -63,7 +63,7 @@ class Counter(Actor):
 
     @endpoint
     def last_waits(self, path: str) -> str:
-        """All but the last rank answer at once; this one leaves a file beside the other before it does."""
+        """All but the last rank answer at once; the last one creates a second file before it answers."""
         if current_rank().rank == 1:
             self.wait(path)
             Path(f"{path}.answered").touch()
@@ -76,7 +76,7 @@ class Counter(Actor):
 
 
 class Deadly(Actor):
-    """The controller that creates it again is killed by it."""
+    """Kills the controller that creates it again."""
 
     def __init__(self, controller: int, armed: str) -> None:
         if os.path.exists(armed):
@@ -85,18 +85,18 @@ class Deadly(Actor):
 
 
 class Keeper(Actor):
-    """Keeps a reference, which nobody hands to it a second time."""
+    """Keeps a reference that it gets only once."""
 
-    def __init__(self, others: Any) -> None:
-        self.others = others
+    def __init__(self, counter: Any) -> None:
+        self.counter = counter
 
     @endpoint
     def ask(self) -> list[int]:
-        return list(self.others.add.call(0).get(20).values())
+        return list(self.counter.add.call(0).get(20).values())
 
 
 def spawn(procs: Any = None) -> tuple[Any, Any]:
-    """Two procs with a counter each, that has begun to count."""
+    """Two procs with a counter each, which has counted once."""
     procs = procs or this_host().spawn_procs(per_host={"gpus": 2}, name="trainers")
     counter: Any = procs.spawn("counter", Counter, 10)
     say("pids", *counter.pid.call().get().values())
@@ -105,11 +105,11 @@ def spawn(procs: Any = None) -> tuple[Any, Any]:
 
 
 def leave(lease: str = "60s") -> None:
-    """Spawns, and leaves it with a call under way, that ends once the test has made a file."""
+    """Spawns, and detaches with a running call, which ends when the test creates a file."""
     procs, counter = spawn()
-    under_way = counter.wait_for.call(os.environ["GATE"])
+    pending = counter.wait_for.call(os.environ["GATE"])
     procs.detach(lease=lease)
-    for call in (under_way.get, counter.add.call(1).get):
+    for call in (pending.get, counter.add.call(1).get):
         try:
             call()
         except RuntimeError as error:
@@ -119,7 +119,7 @@ def leave(lease: str = "60s") -> None:
 class Hanger(Actor):
     @endpoint
     def hang(self) -> None:
-        """The last rank waits for ever."""
+        """The last rank waits forever."""
         if current_rank().rank == 2:
             threading.Event().wait()
 
@@ -129,7 +129,7 @@ class Hanger(Actor):
 
 
 def leave_hanging(lease: str = "60s") -> None:
-    """Leaves a mesh of which one rank hangs, and another one can be killed."""
+    """Detaches a mesh with a rank that hangs and another that can be killed."""
     procs = this_host().spawn_procs(per_host={"gpus": 3}, name="trainers")
     hanger: Any = procs.spawn("hanger", Hanger)
     say("pids", *hanger.pid.call().get().values())
@@ -147,7 +147,7 @@ class Reducer(Actor):
 
     @endpoint
     def hang(self) -> None:
-        """The last rank never comes."""
+        """The last rank never joins."""
         import torch
         import torch.distributed as dist
 
@@ -157,7 +157,7 @@ class Reducer(Actor):
 
 
 def leave_hanging_hosts(key: str, *endpoints: str) -> None:
-    """Leaves ranks on several hosts that wait for one of the last host."""
+    """Detaches ranks on several hosts that wait for a rank of the last host."""
     procs = attach_hosts(endpoints, key=key).spawn_procs(per_host={"gpus": 2}, name="trainers")
     reducer: Any = procs.spawn("reducer", Reducer)
     say("pids", *reducer.pid.call().get().values())
@@ -166,13 +166,13 @@ def leave_hanging_hosts(key: str, *endpoints: str) -> None:
 
 
 def find(_: str = "") -> None:
-    """Attaches a mesh, which says what has happened, and stops it."""
+    """Attaches a mesh, which reports what has happened, and stops it."""
     procs: Any = monarch.attach("trainers")
     procs.stop().get()
 
 
 def leave_while_recording(_: str = "") -> None:
-    """Leaves an attached mesh while its record is written again, between the two messages to its host."""
+    """Detaches an attached mesh while its record is rewritten, between the two messages to its host."""
     spawn()[0].detach("60s")
     procs: Any = monarch.attach("trainers")
     detacher = current_runtime().part(Detacher)
@@ -190,14 +190,14 @@ def leave_while_recording(_: str = "") -> None:
 
 
 def leave_hosts(key: str, *endpoints: str) -> None:
-    """Spawns on hosts that somebody else has started, and leaves all that is there."""
+    """Spawns on hosts that another program has started, and detaches everything."""
     hosts = attach_hosts(endpoints, key=key)
     spawn(hosts.spawn_procs(name="trainers"))
     hosts.detach("60s")
 
 
 def leave_local(lost: str) -> None:
-    """Spawns on two hosts that are this machine, loses one and heals nothing, and leaves what there is."""
+    """Spawns on two hosts of this machine, loses one, heals nothing, and detaches the rest."""
     hosts = local_hosts(2)
     monarch.actor.unhandled_fault_hook = lambda failure: None
     procs, counter = spawn(hosts.spawn_procs(name="trainers"))
@@ -211,7 +211,7 @@ def leave_local(lost: str) -> None:
 
 
 def look(_: str = "") -> None:
-    """Attaches, and says which ranks answer; leaves it again."""
+    """Attaches, prints which ranks answer, and detaches again."""
     monarch.actor.unhandled_fault_hook = lambda failure: None
     began = time.monotonic()
     try:
@@ -227,34 +227,34 @@ def look(_: str = "") -> None:
 
 
 def leave_busy(key: str, *endpoints: str) -> None:
-    """The same, with calls under way, that end once the test has made a file."""
+    """The same, with running calls, which end when the test creates a file."""
     hosts = attach_hosts(endpoints, key=key)
     _, counter = spawn(hosts.spawn_procs(name="trainers"))
-    under_way = [counter.fail_at.call(os.environ["GATE"], "1"), counter.wait_for.call(os.environ["GATE"])]
+    pending = [counter.fail_at.call(os.environ["GATE"], "1"), counter.wait_for.call(os.environ["GATE"])]
     hosts.detach("60s")
-    say("left", *(call.exception() is not None for call in under_way))
+    say("left", *(call.exception() is not None for call in pending))
 
 
 def leave_behind(key: str, gateway: str, *endpoints: str) -> None:
-    """Spawns on hosts that are reached through one of them, and leaves all that is there."""
+    """Spawns on hosts that are reached through one of them, and detaches everything."""
     attach(gateway, private_key=Path(key))
     spawn(attach_to_workers(ca=Path(key), workers=endpoints).spawn_procs(name="trainers"))[0].detach("60s")
 
 
-def leave_callers(key: str, at: str) -> None:
-    """Spawns on two hosts that dial, and leaves all that is there."""
-    hosts = accept_hosts(2, at=at, key=key)
+def leave_callers(key: str, address: str) -> None:
+    """Spawns on two hosts that dial in, and detaches everything."""
+    hosts = accept_hosts(2, at=address, key=key)
     spawn(hosts.spawn_procs(name="trainers"))[0].detach("60s")
 
 
 def leave_job(file: str) -> None:
-    """Spawns on the hosts of a job in a file, and leaves all that is there."""
+    """Spawns on the hosts of a job in a file, and detaches everything."""
     hosts: Any = job_load(file).state(None).trainers
     spawn(hosts.spawn_procs(name="trainers"))[0].detach("60s")
 
 
 def nap(key: str, *endpoints: str) -> None:
-    """Spawns, hears nothing for a while as its machine sleeps, and goes on."""
+    """Spawns, receives nothing while its machine sleeps, and goes on."""
     _, counter = spawn(attach_hosts(endpoints, key=key, lease=2).spawn_procs(name="trainers"))
     monarch.actor.unhandled_fault_hook = lambda failure: None  # as in a notebook, it ends no program
     say("sleeps")
@@ -268,7 +268,7 @@ def nap(key: str, *endpoints: str) -> None:
 
 
 def hold(key: str = "", *endpoints: str) -> None:
-    """Spawns, here or on hosts of others, and waits to be killed."""
+    """Spawns on this machine or on given hosts, and waits to be killed."""
     spawn(attach_hosts(endpoints, key=key).spawn_procs(name="trainers") if endpoints else None)
     current_runtime().part(Detacher).flush_holds()  # as at the end of a cell
     say("holds")
@@ -276,46 +276,46 @@ def hold(key: str = "", *endpoints: str) -> None:
 
 
 def hold_unread(key: str, *endpoints: str) -> None:
-    """Reads one of three results; the second one is complete then, of the third one half is there."""
+    """Reads one of three results; the second is complete by then, the third half complete."""
     _, counter = spawn(attach_hosts(endpoints, key=key).spawn_procs(name="trainers"))
     current_runtime().part(Detacher).flush_holds()
     counter.add.call(0).get()
-    whole, half = counter.add.call(0), counter.last_waits.call(os.environ["GATE"])
+    full, half = counter.add.call(0), counter.last_waits.call(os.environ["GATE"])
     until = time.monotonic() + 20
-    while not (whole.done() and half.progress_text().startswith("1 of 2 ranks")) and time.monotonic() < until:
+    while not (full.done() and half.progress_text().startswith("1 of 2 ranks")) and time.monotonic() < until:
         time.sleep(0.01)
-    say("holds", whole.done(), *half.progress_text().split()[:3])
+    say("holds", full.done(), *half.progress_text().split()[:3])
     signal.pause()
 
 
 def leave_pair(_: str = "") -> None:
-    """Spawns two meshes on a host each, of which the second refers to the first; leaves the first, then both."""
+    """Spawns two meshes on a host each; the second refers to the first. Detaches the first, then both."""
     hosts = local_hosts(2)
     procs, counter = spawn(hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2}, name="trainers"))
-    others = hosts.slice(hosts=1).spawn_procs(name="others")
-    keeper = others.spawn("keeper", Keeper, counter)
+    second = hosts.slice(hosts=1).spawn_procs(name="others")
+    keeper = second.spawn("keeper", Keeper, counter)
     keeper.ask.call_one().get()
     procs.detach("60s")
     say("alone", *keeper.ask.call_one().get(20))
     monarch.attach("trainers")
     say("again", *keeper.ask.call_one().get(20))
     procs.detach("60s")
-    others.detach("60s")
+    second.detach("60s")
 
 
 def take_pair(_: str = "") -> None:
-    """Attaches them in the other order, and heals the first."""
-    others: Any = monarch.attach("others")
+    """Attaches both in reverse order, and heals the first."""
+    second: Any = monarch.attach("others")
     procs: Any = monarch.attach("trainers")
     keeper: Any = monarch.attach("keeper")
     monarch.heal_mesh(procs.slice(gpus=1), kill=True)
     say("asked", *keeper.ask.call_one().get(20))
-    for mesh in (others, procs):
+    for mesh in (second, procs):
         mesh.stop().get()
 
 
 def take(how: str = "") -> None:
-    """Attaches; counts on; stops it."""
+    """Attaches, counts on, and stops."""
     began = time.monotonic()
     try:
         procs: Any = monarch.attach("trainers", steal=how == "steal")
@@ -349,24 +349,24 @@ def take(how: str = "") -> None:
 
 
 def hold_busy(_: str = "") -> None:
-    """Spawns, has a call under way, and waits until somebody has taken the mesh over."""
+    """Spawns, has a running call, and waits until another program takes the mesh over."""
     monarch.actor.unhandled_fault_hook = lambda failure: None
     _, counter = spawn()
     current_runtime().part(Detacher).flush_holds()
-    under_way = counter.wait_for.call(os.environ["GATE"])
+    pending = counter.wait_for.call(os.environ["GATE"])
     say("holds")
     try:
-        under_way.get(30)
+        pending.get(30)
     except RuntimeError as error:
         say("error", str(error).splitlines()[0])
 
 
 def rob(_: str = "") -> None:
-    """Takes it over, and what its calls answer."""
+    """Takes the mesh over, with the results of its calls."""
     procs: Any = monarch.attach("trainers", steal=True)
     Path(os.environ["GATE"]).touch()
     until = time.monotonic() + 20
-    while not any(one.ok for one in monarch.results("counter")) and time.monotonic() < until:
+    while not any(result.ok for result in monarch.results("counter")) and time.monotonic() < until:
         time.sleep(0.05)
     monarch.attach("counter").add.call(0).get()  # type: ignore[union-attr]
     say("result", *monarch.results("counter")[0].get().values())
@@ -375,7 +375,7 @@ def rob(_: str = "") -> None:
 
 
 def mend(lost: str = "1") -> None:
-    """Attaches what has lost a process, and heals it."""
+    """Attaches a mesh that has lost a process, and heals it."""
     procs: Any = monarch.attach("trainers")
     counter: Any = monarch.attach("counter")
     try:
@@ -388,7 +388,7 @@ def mend(lost: str = "1") -> None:
 
 
 def wait_and_mend(_: str = "") -> None:
-    """Attaches what has a host that cannot be reached, and heals it once that host is back."""
+    """Attaches a mesh with an unreachable host, and heals it when that host is back."""
     monarch.actor.unhandled_fault_hook = lambda failure: None
     began = time.monotonic()
     procs: Any = monarch.attach("trainers")
@@ -416,7 +416,7 @@ def wait_and_mend(_: str = "") -> None:
 
 
 def answers(part: Any) -> bool:
-    """Whether a rank does, within a moment."""
+    """Whether a rank answers within five seconds."""
     try:
         part.pid.call().get(5)
     except RuntimeError:
@@ -425,7 +425,7 @@ def answers(part: Any) -> bool:
 
 
 def fall(_: str = "") -> None:
-    """Spawns, and is killed in the middle of a heal: some actors are back by then, and others are not."""
+    """Spawns, and is killed in the middle of a heal, with some actors back and others not."""
     procs, counter = spawn()
     monarch.actor.unhandled_fault_hook = lambda failure: None
     keeper: Any = procs.slice(gpus=0).spawn("keeper", Keeper, counter)
@@ -441,7 +441,7 @@ def fall(_: str = "") -> None:
 
 
 def fall_on_hosts(key: str, *endpoints: str) -> None:
-    """Spawns on hosts of others, and is killed by the first thing that a heal brings back on one of them."""
+    """Spawns on given hosts, and is killed by the first actor that a heal creates again on one of them."""
     monarch.actor.unhandled_fault_hook = lambda failure: None
     procs, _ = spawn(attach_hosts(endpoints, key=key).spawn_procs(name="trainers"))
     procs.spawn("deadly", Deadly, os.getpid(), os.environ["GATE"]).initialized.get()
@@ -485,7 +485,7 @@ def mend_unrecorded(_: str = "") -> None:
 
 
 def pick_up(_: str = "") -> None:
-    """Attaches what was left in the middle of a heal."""
+    """Attaches a mesh whose controller was killed in the middle of a heal."""
     monarch.actor.unhandled_fault_hook = lambda failure: None
     procs: Any = monarch.attach("trainers")
     counter, late, keeper = (monarch.attach(name) for name in ("counter", "late", "keeper"))
@@ -504,13 +504,13 @@ def pick_up(_: str = "") -> None:
 
 
 def again(_: str = "") -> None:
-    """Leaves, and comes back in the same program: handles that were held work again."""
+    """Detaches and attaches in one program: old handles work again."""
     store_of(current_runtime())
     procs, counter = spawn()
     procs.detach(lease="60s")
-    back = monarch.attach("trainers")
+    attached = monarch.attach("trainers")
     say("counts", *counter.add.call(1).get().values())
-    say("same", back == procs)
+    say("same", attached == procs)
     say("view", store_of(current_runtime()).mesh_view(state_of(procs).uid, state_of(procs).region).counts)
     monarch.heal_mesh(procs, kill=True)
     say("counts", *counter.add.call(1).get().values())

@@ -11,15 +11,15 @@ SOON = 30.0
 
 
 class Controller:
-    def __init__(self, place: Path, *words: str, **env: str) -> None:
+    def __init__(self, folder: Path, *words: str, **env: str) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAMS), *words], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "GATE": str(place / "gate"), **env},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "GATE": str(folder / "gate"), **env},
         )  # fmt: skip
 
     def until(self, word: str) -> list[str]:
-        """The rest of the next line that begins so."""
+        """The rest of the next line that begins with this word."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
@@ -44,17 +44,17 @@ class Controller:
         return [line.split()[1:] for line in self.lines if line.split()[:1] == [word]]
 
 
-def files(place: Path) -> list[Path]:
-    """Those of the meshes that may be left."""
-    return list(place.glob("monarch-nb/meshes/*.json"))
+def files(folder: Path) -> list[Path]:
+    """The records of detached meshes."""
+    return list(folder.glob("monarch-nb/meshes/*.json"))
 
 
-def come_back(place: Path, first: Controller) -> Controller:
-    """Another program has it, with its state; its ranks reach each other."""
+def come_back(folder: Path, first: Controller) -> Controller:
+    """Another program attaches the mesh, with its state; its ranks reach each other."""
     assert first.said("counts") == [["15", "15"]]
-    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files(place))
-    (place / "gate").touch()
-    second = Controller(place, "take").done()
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files(folder))
+    (folder / "gate").touch()
+    second = Controller(folder, "take").done()
     assert second.said("counts") == [["16", "16"]], second.lines
     assert second.said("across") == [["16"]]
     assert second.said("pids") == first.said("pids")

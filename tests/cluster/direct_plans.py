@@ -22,9 +22,9 @@ class Direct(torch.Tensor):
 
     @staticmethod
     def __new__(cls, value: DTensor, meta: Meta) -> "Direct":
-        made = torch.Tensor._make_wrapper_subclass(cls, meta.shape, strides=meta.stride, dtype=meta.dtype, device="cpu")
-        made.meta, made.value = meta, value
-        return made
+        out = torch.Tensor._make_wrapper_subclass(cls, meta.shape, strides=meta.stride, dtype=meta.dtype, device="cpu")
+        out.meta, out.value = meta, value
+        return out
 
     def __repr__(self) -> str:
         return f"Direct({self.meta})"
@@ -47,7 +47,7 @@ def place(tensor: torch.Tensor, placement: Any) -> Direct:
                       stride=tensor.stride()), meta)  # fmt: skip
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.value.full_tensor() if isinstance(tensor, Direct) else tensor
 
 
@@ -60,7 +60,7 @@ def perform(func: Any, args: Any, kwargs: Any) -> Any:
     plan, leaves, scalars = STATE["propagator"].plan(
         func, handle(list(args)), {name: handle(value) for name, value in kwargs.items()}
     )
-    if any(leaves[at].meta.copied for at in plan.writes):
+    if any(leaves[index].meta.copied for index in plan.writes):
         raise ViewWriteError(plan.operation, "written to a copy, which only handles of a mesh write back")
     runner = STATE["runners"].get(plan.number)
     if runner is None:
@@ -68,19 +68,19 @@ def perform(func: Any, args: Any, kwargs: Any) -> Any:
     if plan.program.seeded is not None:
         torch.manual_seed(7 + (STATE["rank"] if plan.program.seeded else 0))
     results = runner([leaf.value for leaf in leaves], scalars)
-    made = [Direct(value, meta) for value, meta in zip(results, plan.made, strict=True)]
+    outputs = [Direct(value, meta) for value, meta in zip(results, plan.made, strict=True)]
     check_agreement(plan, results)
     if plan.rebinds:
-        leaves[0].meta, leaves[0].value = made[0].meta, made[0].value
+        leaves[0].meta, leaves[0].value = outputs[0].meta, outputs[0].value
         with no_dispatch():
             func(*args, **kwargs)
     if plan.value:
-        return made[0].value.to_local().item()
-    return plan.build(made, leaves)
+        return outputs[0].value.to_local().item()
+    return plan.build(outputs, leaves)
 
 
 def check_agreement(plan: OperationPlan, results: list[DTensor]) -> None:
-    """What the controller thinks of a tensor is what the ranks have."""
+    """The plan's metadata of a tensor is that of the ranks."""
     for value, meta in zip(results, plan.made, strict=True):
         if value.placements != meta.placements or tuple(value.shape) != meta.shape:
             raise AssertionError(f"{plan.operation}: ranks have {value._spec}, the plan says {meta}")

@@ -32,8 +32,8 @@ class Worker(Actor):
         raise ValueError("on purpose")
 
     @endpoint
-    def use(self, other: Any) -> int:
-        return len(list(other.nap.call(0.01).get(20).values()))
+    def use(self, mesh: Any) -> int:
+        return len(list(mesh.nap.call(0.01).get(20).values()))
 
 
 class Sleeper(Actor):
@@ -43,15 +43,15 @@ class Sleeper(Actor):
         return 1
 
     @endpoint
-    async def use(self, other: Any) -> int:
-        return len(list((await other.nap.call(0.01)).values()))
+    async def use(self, mesh: Any) -> int:
+        return len(list((await mesh.nap.call(0.01)).values()))
 
     async def __cleanup__(self, error: Exception | None) -> None:
         await asyncio.sleep(0.01)
 
 
 class Program:
-    """Two procs with a mesh of actors of each kind; each method leaves something under way."""
+    """Two procs with a mesh of actors of each kind; each method leaves something running."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -59,10 +59,10 @@ class Program:
         self.workers: Any = self.procs.spawn("workers", Worker)
         self.sleepers: Any = self.procs.spawn("sleepers", Sleeper)
 
-    def soon(self, most: float) -> None:
-        time.sleep(self.chance.random() * most)
+    def pause(self, limit: float) -> None:
+        time.sleep(self.chance.random() * limit)
 
-    def aside(self, step: Callable[[int], None], count: int = 1) -> None:
+    def repeat(self, step: Callable[[int], None], count: int = 1) -> None:
         def run() -> None:
             for number in range(10**9):
                 step(number)
@@ -71,7 +71,7 @@ class Program:
             threading.Thread(target=run, daemon=True).start()
 
     def spawning(self) -> None:
-        self.soon(0.3)
+        self.pause(0.3)
 
     def at_once(self) -> None:
         self.workers.nap.call()
@@ -79,14 +79,14 @@ class Program:
 
     def calls(self) -> None:
         self.workers.nap.call().get()
-        self.kept = [mesh.nap.call(0.2) for mesh in (self.workers, self.sleepers) for _ in range(10)]
-        self.soon(0.2)
+        self.pending = [mesh.nap.call(0.2) for mesh in (self.workers, self.sleepers) for _ in range(10)]
+        self.pause(0.2)
 
     def threads(self) -> None:
-        self.aside(lambda _: self.workers.nap.call(0.001).get(), 3)
-        self.aside(lambda _: self.sleepers.nap.call(5).get())
+        self.repeat(lambda _: self.workers.nap.call(0.001).get(), 3)
+        self.repeat(lambda _: self.sleepers.nap.call(5).get())
         self.workers.nap.call().get()
-        self.soon(0.2)
+        self.pause(0.2)
 
     def spawns_in_threads(self) -> None:
         def step(number: int) -> None:
@@ -94,15 +94,15 @@ class Program:
             procs.spawn("workers", Worker).nap.call().get()  # type: ignore[attr-defined]
             procs.stop().get()
 
-        self.aside(step, 2)
-        self.soon(0.8)
+        self.repeat(step, 2)
+        self.pause(0.8)
 
     def stops(self) -> None:
         for number in range(6):
             self.procs.spawn(f"more{number}", Worker).stop()  # type: ignore[attr-defined]
         this_host().spawn_procs(per_host={"gpus": 2}, name="more").stop()
         self.procs.stop()
-        self.soon(0.1)
+        self.pause(0.1)
 
     def nested(self) -> None:
         more = this_host().spawn_procs(per_host={"gpus": 1}, name="more")
@@ -110,38 +110,38 @@ class Program:
         owner.nap.call().get()
         if self.chance.random() < 0.5:
             owner.stop()
-        self.soon(0.1)
+        self.pause(0.1)
 
     def peers(self) -> None:
         for _ in range(5):
             self.workers.use.call(self.sleepers)
             self.sleepers.use.call(self.workers)
-        self.soon(0.1)
+        self.pause(0.1)
 
     def failures(self) -> None:
         monarch_nb.actor.unhandled_fault_hook = lambda failure: None
         self.workers.slice(gpus=0).die.broadcast()
         self.workers.slice(gpus=1).fail.broadcast()
-        self.soon(0.1)
+        self.pause(0.1)
 
     def heals(self) -> None:
         monarch_nb.actor.unhandled_fault_hook = lambda failure: None
         self.workers.slice(gpus=0).die.broadcast()
         with contextlib.suppress(RuntimeError):
             self.workers.nap.call(0.5).get(5)
-        self.aside(lambda _: heal_mesh(self.workers, kill=True))
-        self.soon(0.2)
+        self.repeat(lambda _: heal_mesh(self.workers, kill=True))
+        self.pause(0.2)
 
     def exits(self) -> None:
-        self.kept = [self.workers.nap.call(0.3)]
+        self.pending = [self.workers.nap.call(0.3)]
         sys.exit(0)
 
     def leaves(self) -> None:
-        self.kept = [self.workers.nap.call(0.2)]
+        self.pending = [self.workers.nap.call(0.2)]
         shutdown_context().get()
 
 
-SCENARIOS = [name for name in vars(Program) if not name.startswith("_") and name not in ("soon", "aside")]
+SCENARIOS = [name for name in vars(Program) if not name.startswith("_") and name not in ("pause", "repeat")]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Real engines for jobs, started for a test: what is not installed is skipped, and said aloud."""
+"""Real engines for jobs, started for a test: tests of what is not installed are skipped with a message."""
 
 import os
 import shutil
@@ -23,13 +23,13 @@ def needs(*programs: str, package: str) -> None:
 
 
 def program(name: str) -> str:
-    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-    assert found is not None
-    return found
+    path = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    assert path is not None
+    return path
 
 
 def with_us(line: list[str]) -> list[str]:
-    """A command that ends when this process is killed: the daemons of a test that was broken off do not stay."""
+    """A command that ends when this process is killed, so that an aborted test leaves no daemons."""
     return ["setpriv", "--pdeathsig", "KILL", *line] if shutil.which("setpriv") else line
 
 
@@ -48,8 +48,8 @@ class SSHServer:
                 subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(file)], check=True)
         shutil.copy(f"{self.identity}.pub", folder / "authorized_keys")
         public = Path(f"{host_key}.pub").read_text().split()[:2]
-        with open(self.known_hosts, "a") as known:
-            known.write(f"[{address}]:{self.port} {' '.join(public)}\n")
+        with open(self.known_hosts, "a") as hosts_file:
+            hosts_file.write(f"[{address}]:{self.port} {' '.join(public)}\n")
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         lines = {
@@ -61,13 +61,13 @@ class SSHServer:
         config = folder / f"sshd_config_{self.port}"
         config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
         self.log = folder / f"sshd_{self.port}.log"
-        inside = ["ip", "netns", "exec", netns] if netns else []
-        self._line = with_us([*inside, program("sshd"), "-D", "-f", str(config), "-E", str(self.log)])
+        prefix = ["ip", "netns", "exec", netns] if netns else []
+        self._line = with_us([*prefix, program("sshd"), "-D", "-f", str(config), "-E", str(self.log)])
         self.start()
 
     @property
     def name(self) -> str:
-        """As a job names the machine."""
+        """The machine's name in a job."""
         return f"{self.address}:{self.port}"
 
     def start(self) -> None:
@@ -75,7 +75,7 @@ class SSHServer:
         until(lambda: self.log.exists() and "listening on" in self.log.read_text(), "sshd listens")
 
     def cut(self) -> None:
-        """Ends the server and all its connections, as a network that breaks would; not what was started by them."""
+        """Ends the server and all its connections, as a broken network would, but nothing that they have started."""
         children = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
         grandchildren = [
             pid
@@ -107,7 +107,7 @@ PYTHON = sys.executable
 
 
 def none_alive(pids: list[int], seconds: float = 10.0) -> bool:
-    """Whether all have ended, within so long."""
+    """Whether all processes end within `seconds`."""
     end = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.02)
@@ -121,7 +121,7 @@ class SlurmCluster:
     """
 
     def __init__(self, folder: Path, kill_wait: int = 2) -> None:
-        """Jobs have `kill_wait` seconds of grace. Those of `all` go for those of `urgent`; `closed` starts none."""
+        """Jobs have `kill_wait` seconds of grace. `urgent` preempts jobs of `all`; `closed` starts none."""
         self.folder = folder
         for name in ("state", "log", "spool"):
             (folder / name).mkdir()
@@ -174,7 +174,7 @@ class SlurmCluster:
         return (done.stdout or done.stderr).strip()
 
     def answers(self, does: bool) -> None:
-        """Whether its controller does."""
+        """Stops the controller, or lets it go on."""
         self._servers[1].send_signal(signal.SIGCONT if does else signal.SIGSTOP)
 
     def close(self) -> None:

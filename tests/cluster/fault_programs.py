@@ -43,7 +43,7 @@ def spawn(count: int = 2, **more: Any) -> tuple[Any, Any]:
 
 
 def quiet() -> None:
-    """As in a notebook: failures end nothing."""
+    """Failures end nothing, as in a notebook."""
     current_runtime()
     notebook_mode(lambda failure: say("shown", failure.mesh_name))
 
@@ -52,7 +52,7 @@ def quiet() -> None:
 
 
 def killed(stage: str) -> None:
-    """Says `at <stage>` and stays there until it is killed."""
+    """Prints `at <stage>` and waits there to be killed."""
     quiet()
     if stage == "spawning":
         spawn(4)
@@ -62,7 +62,7 @@ def killed(stage: str) -> None:
     procs, workers = spawn(setup=setup)
     port, receiver = Channel.open()
     if stage == "set-up":
-        until(lambda: [one for one in status().procs if one.state == "running"])
+        until(lambda: [proc for proc in status().procs if proc.state == "running"])
         say("at", stage)
         procs.initialized.get()
     workers.pid.call().get(SOON)
@@ -95,7 +95,7 @@ def killed(stage: str) -> None:
 
 
 def killed_at_the_start(stage: str) -> None:
-    """Is killed while the agent of its host starts: `folder`, before there is one; else so many milliseconds after."""
+    """Is killed while the agent of its host starts: before its folder exists (`folder`), or milliseconds later."""
     import monarch_nb.host.launch
 
     class Killed(monarch_nb.host.launch.ComingAgent):
@@ -113,16 +113,16 @@ def killed_at_the_start(stage: str) -> None:
 
 
 def killed_at_a_call(number: str) -> None:
-    """Is killed at the so-manieth function call of its start, on whatever thread; says how many there were."""
+    """Is killed at this function call of its start, on any thread; prints the number of calls."""
     count = itertools.count()
     last = int(number)
 
-    def look(_frame: object, event: str, _arg: object) -> None:
+    def count_call(_frame: object, event: str, _arg: object) -> None:
         if event == "call" and next(count) == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.setprofile(look)
-    sys.setprofile(look)
+    threading.setprofile(count_call)
+    sys.setprofile(count_call)
     spawn(1)
     sys.setprofile(None)
     say("calls", next(count))
@@ -141,9 +141,9 @@ class Interrupter:
         self._delay = 0.0
         threading.Thread(target=self._run, daemon=True).start()
 
-    def arm(self, most: float) -> None:
-        """One interrupt within `most` seconds."""
-        self._delay = self._chance.random() * most
+    def arm(self, limit: float) -> None:
+        """One interrupt within `limit` seconds."""
+        self._delay = self._chance.random() * limit
         self._armed.release()
 
     def _run(self) -> None:
@@ -151,20 +151,20 @@ class Interrupter:
             self._armed.acquire()
             time.sleep(self._delay)
             os.kill(os.getpid(), signal.SIGINT)
-            self.sent += 1  # after it: who sees the count need not expect it any more
+            self.sent += 1  # after the signal: a reader of the count need not expect it any more
 
-    def during(self, most: float, function: Callable[[], None]) -> bool:
-        """Runs it with one interrupt on the way, and waits for that one in any case; whether it cut in.
+    def during(self, limit: float, function: Callable[[], None]) -> bool:
+        """Runs the function with one interrupt pending, and always waits for that; returns whether it cut in.
 
-        One that falls into a finalizer is swallowed by Python: it counts as one that did not cut in.
+        An interrupt in a finalizer is swallowed by Python, and counts as one that did not cut in.
         """
         due = self.sent + 1
         try:
-            self.arm(most)
+            self.arm(limit)
             function()
             while self.sent < due:
                 time.sleep(0.0002)
-            time.sleep(0)  # one that is due has its handler called here at the latest, not behind the `try`
+            time.sleep(0)  # a pending interrupt has its handler called here at the latest, not after the `try`
             return False
         except KeyboardInterrupt:
             while self.sent < due:  # it is counted a moment later
@@ -173,21 +173,21 @@ class Interrupter:
 
 
 def sends(times: str) -> None:
-    """Sends in all ways while it is interrupted; what was said to be sent has to arrive, once, whole and in order."""
+    """Sends in all ways under interrupts; every message reported as sent has to arrive once, complete and in order."""
     quiet()
-    told = _sends(int(times))
+    totals = _sends(int(times))
     gc.collect()
     until(lambda: not [fd for fd in os.listdir("/proc/self/fd") if "memfd" in _target(fd)], "memory files are closed")
-    say("done", *told)
+    say("done", *totals)
 
 
 def _sends(times: int) -> tuple[int, int, int, float]:
     procs, workers = spawn()
     workers.pid.call().get(SOON)
-    one = workers.slice(gpus=1)
+    second = workers.slice(gpus=1)
     large = np.arange(100_000, dtype=np.int64)
     numbers = itertools.count()
-    sent: list[tuple[str, int]] = []
+    expected: list[tuple[str, int]] = []
     futures: list[Any] = []
 
     interrupter = Interrupter(11)
@@ -199,39 +199,39 @@ def _sends(times: int) -> tuple[int, int, int, float]:
             way = number % 8
             if way < 3:
                 workers.note.broadcast(number)
-                sent.append(("all", number))
+                expected.append(("all", number))
             elif way < 5:
-                one.note.broadcast(number)
-                sent.append(("one", number))
+                second.note.broadcast(number)
+                expected.append(("one", number))
             elif way == 5:
                 futures.append(workers.note.call(number))
-                sent.append(("all", number))
+                expected.append(("all", number))
             elif way == 6:
                 workers.note.broadcast((number, large))
-                sent.append(("all", number))
+                expected.append(("all", number))
             else:
                 workers.echo.call(number).get()
 
     cuts = sum(interrupter.during(0.002, work) for _ in range(times))
     begin = time.monotonic()
-    noted = workers.noted.call().get(SOON).values()
+    notes = workers.noted.call().get(SOON).values()
     took = time.monotonic() - begin
     for future in futures:
         future.get(SOON)
-    for rank, seen in enumerate(noted):
-        arrived = []
-        for value in seen:
+    for rank, values in enumerate(notes):
+        arrivals = []
+        for value in values:
             if isinstance(value, tuple):
                 assert np.array_equal(value[1], large), "a half message"
                 value = value[0]
-            arrived.append(value)
-        assert arrived == sorted(set(arrived)), "out of order, or twice"
-        due = [number for way, number in sent if way == "all" or rank == 1]
-        missing = set(due) - set(arrived)
+            arrivals.append(value)
+        assert arrivals == sorted(set(arrivals)), "out of order, or twice"
+        due = [number for way, number in expected if way == "all" or rank == 1]
+        missing = set(due) - set(arrivals)
         assert not missing, f"rank {rank} lacks {sorted(missing)[:5]}"
-        assert len(set(arrived) - set(due)) <= times, "more arrived than was cut off"
+        assert len(set(arrivals) - set(due)) <= times, "more arrived than was cut off"
     procs.stop().get(SOON)
-    return interrupter.sent, cuts, len(sent), round(took, 2)
+    return interrupter.sent, cuts, len(expected), round(took, 2)
 
 
 def _target(fd: str) -> str:
@@ -241,7 +241,7 @@ def _target(fd: str) -> str:
 
 
 def cycles(times: str) -> None:
-    """Spawns, heals and stops while it is interrupted; then all of it works, and nothing is left over."""
+    """Spawns, heals and stops under interrupts; afterwards everything works and no process remains."""
     quiet()
     chance = random.Random(5)
 
@@ -263,10 +263,10 @@ def cycles(times: str) -> None:
     cuts = sum(interrupter.during(usual * chance.random(), cycle) for _ in range(int(times)))
     for state in list(current_runtime().meshes.values()):
         if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None:
-            ProcMesh(state, state.region).stop().get(SOON)  # also one that was there before it had a name
+            ProcMesh(state, state.region).stop().get(SOON)  # also a mesh that no variable refers to
     cycle()
-    left = [one.address for one in status().procs if one.state != "exited"]
-    say("done", cuts, left)
+    addresses = [proc.address for proc in status().procs if proc.state != "exited"]
+    say("done", cuts, addresses)
 
 
 STATEFUL = (
@@ -282,31 +282,31 @@ STATEFUL = (
 
 
 def steps(part: str, of: str) -> None:
-    """Is interrupted at one step after the other of a spawn, a heal and a stop; after each, all of it works at once.
+    """Is interrupted at every step of a spawn, a heal and a stop in turn; after each interrupt, everything works.
 
-    Of the steps in all modules it takes one in `of`; `part` 0 takes only those in modules that keep what happens.
+    Takes every `of`th step in all modules; `part` 0 takes only the steps in modules with state.
     """
     quiet()
     host = in_process_host()
-    soon = 10.0
+    timeout = 10.0
 
     def cycle() -> None:
         procs = host.spawn_procs(per_host={"gpus": 2}, name="procs")
         workers = procs.spawn("workers", Worker)
-        assert workers.rank.call().get(soon).values() == [0, 1]
+        assert workers.rank.call().get(timeout).values() == [0, 1]
         kill(procs.slice(gpus=1))
         with contextlib.suppress(SupervisionError):
-            workers.rank.call().get(soon)
-        heal_mesh(workers, timeout=soon)
-        assert workers.rank.call().get(soon).values() == [0, 1]
-        procs.stop().get(soon)
+            workers.rank.call().get(timeout)
+        heal_mesh(workers, timeout=timeout)
+        assert workers.rank.call().get(timeout).values() == [0, 1]
+        procs.stop().get(timeout)
 
     cycle()
     with Steps() as all_steps:
         cycle()
-    wanted = [step for step in all_steps.seen if part != "0" or os.path.basename(step.file) in STATEFUL]
+    candidates = [step for step in all_steps.seen if part != "0" or os.path.basename(step.file) in STATEFUL]
     cuts = 0
-    for step in wanted[int(part) % int(of) :: int(of)]:
+    for step in candidates[int(part) % int(of) :: int(of)]:
         for visit in sorted({1, all_steps.seen[step]}):
             try:
                 with Steps(step, visit):
@@ -316,9 +316,9 @@ def steps(part: str, of: str) -> None:
             try:
                 for state in list(current_runtime().meshes.values()):
                     if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None:
-                        left = ProcMesh(state, state.region)
-                        heal_mesh(left, timeout=soon)
-                        left.stop().get(soon)
+                        mesh = ProcMesh(state, state.region)
+                        heal_mesh(mesh, timeout=timeout)
+                        mesh.stop().get(timeout)
                 cycle()
             except Exception as error:
                 say("done", cuts, f"after an interrupt at {step}, visit {visit}: {type(error).__name__}: {error}")
@@ -346,18 +346,18 @@ def descriptors() -> None:
     assert workers.rank.call().get(SOON).values() == [0, 1]
     used = max(int(fd) for fd in os.listdir("/proc/self/fd")) + 1
     with limited(resource.RLIMIT_NOFILE, used):
-        held = []
+        fds = []
         with contextlib.suppress(OSError):
             while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        assert workers.rank.call().get(SOON).values() == [0, 1]  # what is open goes on working
+                fds.append(os.open(os.devnull, os.O_RDONLY))
+        assert workers.rank.call().get(SOON).values() == [0, 1]  # open connections go on working
         for way in (lambda: workers.echo.call(np.zeros(10**6)).get(SOON), lambda: spawn()[1].pid.call().get(SOON)):
             try:
                 way()
             except (DescriptorLimitError, SupervisionError) as error:
                 text = str(error)
                 say("refused" if "no file descriptors left" in text and "ulimit -n" in text else text)
-        for fd in held:
+        for fd in fds:
             os.close(fd)
     assert workers.echo.call(np.zeros(10**6)).get(SOON).values()[0].shape == (10**6,)
     _, fresh = spawn()
@@ -367,19 +367,19 @@ def descriptors() -> None:
 
 @contextlib.contextmanager
 def only(spare: int) -> Iterator[None]:
-    """Only so many descriptors are left to this process."""
+    """Leaves only `spare` descriptors to this process."""
     used = max(int(fd) for fd in os.listdir("/proc/self/fd")) + 1
-    held: list[int] = []
+    fds: list[int] = []
     with limited(resource.RLIMIT_NOFILE, used + spare):
         try:
             with contextlib.suppress(OSError):
                 while True:
-                    held.append(os.open(os.devnull, os.O_RDONLY))
+                    fds.append(os.open(os.devnull, os.O_RDONLY))
             for _ in range(spare):
-                os.close(held.pop())
+                os.close(fds.pop())
             yield
         finally:
-            for fd in held:
+            for fd in fds:
                 os.close(fd)
 
 
@@ -403,22 +403,22 @@ def few_descriptors(only_some: str) -> None:
         "heal": (lambda: heal_mesh(procs), 3),
     }
     few = {"large": [2], "spawn": [0], "heal": []} if only_some else {}
-    for name, (way, most) in ways.items():
-        for spare in few.get(name, range(most)):
+    for name, (way, limit) in ways.items():
+        for spare in few.get(name, range(limit)):
             if name == "heal":
                 kill()
             began = time.monotonic()
             with only(spare):
                 try:
                     way()
-                    told = "done"
+                    outcome = "done"
                 except (DescriptorLimitError, SupervisionError, HealError) as error:
-                    told = str(error)
-                    assert "no file descriptors left" in told, told
-                    assert "ulimit -n" in told, told
-                    told = type(error).__name__
+                    outcome = str(error)
+                    assert "no file descriptors left" in outcome, outcome
+                    assert "ulimit -n" in outcome, outcome
+                    outcome = type(error).__name__
             assert time.monotonic() - began < 15, (name, spare)
-            say(name, spare, told)
+            say(name, spare, outcome)
             if name == "heal":
                 heal_mesh(procs)
                 assert len(healed.pid.call().get(SOON)) == 2
@@ -462,14 +462,14 @@ def slow_receiver() -> None:
     workers.wait_for.broadcast(str(opened), port)
     begun(receiver, 1)
     counts = itertools.count()
-    sent: list[int] = []
+    numbers: list[int] = []
     blocked = threading.Event()
 
     def watch() -> None:
         last = -1
-        while last != len(sent) or not sent:
-            last = len(sent)
-            time.sleep(0.5)  # nobody reports that it waits
+        while last != len(numbers) or not numbers:
+            last = len(numbers)
+            time.sleep(0.5)  # no event reports the wait
         blocked.set()
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -479,26 +479,26 @@ def slow_receiver() -> None:
         while True:
             number = next(counts)
             workers.note.broadcast((number, b"x" * size))
-            sent.append(number)
+            numbers.append(number)
     except KeyboardInterrupt:
         pass
     assert blocked.is_set()
-    held = len(sent)
-    assert held <= window // size + 2, held
+    backlog = len(numbers)
+    assert backlog <= window // size + 2, backlog
     opened.touch()
-    for _ in range(3000):  # and then it goes on, as fast as they are taken
+    for _ in range(3000):  # then sending goes on, as fast as the receiver takes the messages
         number = next(counts)
         workers.note.broadcast((number, b"x" * 1000))
-        sent.append(number)
-    noted = workers.noted.call_one().get(SOON)
-    arrived = [number for number, _ in noted]
-    assert arrived == sorted(set(arrived))
-    assert set(sent) <= set(arrived)
+        numbers.append(number)
+    notes = workers.noted.call_one().get(SOON)
+    arrivals = [number for number, _ in notes]
+    assert arrivals == sorted(set(arrivals))
+    assert set(numbers) <= set(arrivals)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 100_000, grown  # KiB
     procs.stop().get(SOON)
     folder.cleanup()
-    say("done", held)
+    say("done", backlog)
 
 
 def full_disk(path: str) -> None:
@@ -512,8 +512,8 @@ def full_disk(path: str) -> None:
     with contextlib.suppress(OSError):
         (Path(path) / "more").write_bytes(bytes(10**6))
     try:
-        _, late = spawn()
-        late.pid.call().get(SOON)
+        _, extra = spawn()
+        extra.pid.call().get(SOON)
     except SupervisionError as error:
         say("refused", error)
     assert workers.rank.call().get(SOON).values() == [0, 1]
@@ -522,7 +522,7 @@ def full_disk(path: str) -> None:
 
 
 class Hog(Worker):
-    """Takes memory, piece by piece, and answers once a file is there."""
+    """Takes memory, piece by piece, and answers once a file exists."""
 
     @endpoint
     def take(self, size: int, flag: str) -> None:
@@ -534,31 +534,31 @@ class Hog(Worker):
 
 
 def memory_runs_out(folder: str, many: str, room: str) -> None:
-    """All ranks together take twice of the memory that is left, each a part of it that would fit."""
+    """All ranks together take twice the free memory; each takes a part that would fit."""
     group = MemoryGroup(Path(folder))
     store = store_of(current_runtime())
     notebook_mode(lambda failure: say("shown", failure.cause.origin.oom))
     procs = this_host().spawn_procs(per_host={"gpus": int(many)}, name="procs")
     hogs = procs.spawn("hogs", Hog)
     pids = hogs.pid.call().get(SOON).values()
-    others = (os.getpid(), agent().pid)
-    say("scores", *({int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in some} for some in (pids, others)))
+    parents = (os.getpid(), agent().pid)
+    say("scores", *({int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in ids} for ids in (pids, parents)))
     group.limit(group.used + int(room))
     flag = Path(tempfile.mkdtemp()) / "killed"
-    taken = hogs.take.call(2 * int(room) // int(many), str(flag))
+    call = hogs.take.call(2 * int(room) // int(many), str(flag))
     until(lambda: group.kills, "somebody is killed before all have answered")
     flag.touch()
     try:
-        taken.get(SOON)
+        call.get(SOON)
     except SupervisionError as error:
         say("raised", error.failure is not None and error.failure.cause.origin.oom)
-    for rank in range(int(many)):  # those that live have taken theirs before they answer, and nothing is killed later
+    for rank in range(int(many)):  # living ranks have all their memory before they answer, so nothing is killed later
         with contextlib.suppress(SupervisionError):
             hogs.slice(gpus=rank).pid.call_one().get(SOON)
     until(lambda: group.kills and len(_open_ranks(store)) == group.kills, "every kill is told")
     group.limit(-1)
-    say("kills", group.kills, "reports", [(one["oom"], len(one["ranks"])) for one in _open(store)])
-    say("ended", sum(not os.path.exists(f"/proc/{pid}") for pid in pids), "agent", agent().pid == others[1])
+    say("kills", group.kills, "reports", [(report["oom"], len(report["ranks"])) for report in _open(store)])
+    say("ended", sum(not os.path.exists(f"/proc/{pid}") for pid in pids), "agent", agent().pid == parents[1])
     heal_mesh(hogs)
     say("healed", len(hogs.pid.call().get(SOON).values()))
     procs.stop().get(SOON)
@@ -566,16 +566,16 @@ def memory_runs_out(folder: str, many: str, room: str) -> None:
 
 
 def _open(store: Any) -> list[dict[str, Any]]:
-    return [one for one in store.document()["failures"].values() if one["state"] == "open"]
+    return [failure for failure in store.document()["failures"].values() if failure["state"] == "open"]
 
 
 def _open_ranks(store: Any) -> set[int]:
-    return {rank for one in _open(store) for rank in one["ranks"]}
+    return {rank for failure in _open(store) for rank in failure["ranks"]}
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-    faulthandler.dump_traceback_later(85)  # whoever waits for this program gives up a little later
+    faulthandler.dump_traceback_later(85)  # the test waits a little longer
     from tests.cluster import fault_programs  # its classes and functions have that name everywhere
 
     getattr(fault_programs, sys.argv[1])(*sys.argv[2:])

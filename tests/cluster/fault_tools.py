@@ -25,11 +25,11 @@ from monarch_nb.supervision import MeshFailure
 from monarch_nb.wire import Done
 
 ROOT = str(Path(__file__).resolve().parents[2])
-SOON = 40.0  # seconds; a wait that takes longer is a fault itself, on a machine with much else to do, too
+SOON = 40.0  # seconds; a wait that takes longer is a fault itself, even on a busy machine
 
 
 class Worker(Actor):
-    """Does what a test wants."""
+    """Endpoints for the tests of faults."""
 
     def __init__(self, value: Any = 0) -> None:
         self.value = value
@@ -50,7 +50,7 @@ class Worker(Actor):
 
     @endpoint
     def hang(self, started: Any) -> None:
-        """Says that it began, then never ends."""
+        """Reports that it began, then never ends."""
         started.send(os.getpid())
         threading.Event().wait(600)
 
@@ -62,7 +62,7 @@ class Worker(Actor):
 
     @endpoint
     def wait_for(self, path: str, started: Any) -> None:
-        """Until there is such a file."""
+        """Waits until the file exists."""
         started.send(os.getpid())
         while not os.path.exists(path):
             time.sleep(0.01)
@@ -95,29 +95,29 @@ class Worker(Actor):
 
 @contextlib.contextmanager
 def controlling() -> Iterator[Any]:
-    """A controller in this process, as a notebook is one; gives its host."""
+    """A controller in this process, as in a notebook; yields its host."""
     shown: list[MeshFailure] = []
     current_runtime()
     unhandled.notebook_mode(shown.append)
-    here: Any = this_host()
-    here.shown = shown
+    host: Any = this_host()
+    host.shown = shown
     try:
-        yield here
+        yield host
     finally:
         own_hosts.shutdown()
 
 
 @pytest.fixture(scope="module")
 def host(nothing_left_by_module: None) -> Iterator[Any]:
-    """The host of a controller that is warm: what follows adds to it."""
-    with controlling() as here:
-        warm(here)
-        yield here
+    """The host of a warm controller."""
+    with controlling() as local_host:
+        warm(local_host)
+        yield local_host
 
 
-def warm(here: Any) -> None:
-    """One spawn and stop: what is made once, such as connections to the agent, is there afterwards."""
-    procs = here.spawn_procs(per_host={"gpus": 1}, name="warm")
+def warm(host: Any) -> None:
+    """Spawns and stops once, so that everything that is made once exists, such as connections to the agent."""
+    procs = host.spawn_procs(per_host={"gpus": 1}, name="warm")
     procs.spawn("warm", Worker).pid.call().get(60)
     procs.stop().get(SOON)
     current_runtime().later(0.0, lambda: None)
@@ -164,7 +164,7 @@ def still_works(host: Any) -> None:
 
 
 def status(host: str | None = None) -> HostState:
-    """What the host agent says of itself."""
+    """The state that the host agent reports."""
     runtime = current_runtime()
     return request(runtime, f"{host or runtime.host}/agent", verbs.STATUS, Done()).get(SOON)
 
@@ -175,13 +175,13 @@ def agent() -> own_hosts.AgentHandle:
 
 
 def begun(receiver: Any, count: int) -> list[int]:
-    """Waits until `count` endpoints have said that they began; their pids."""
+    """Waits until `count` endpoints have begun; returns their pids."""
     return [receiver.recv().get(SOON) for _ in range(count)]
 
 
 @pytest.fixture
 def impatient() -> Iterator[None]:
-    """Those who do not stop by themselves are killed after half a second instead of ten."""
+    """Processes that do not stop by themselves are killed after half a second instead of ten."""
     with configured(mesh_terminate_timeout="0.5s", stop_actor_timeout="0.5s"):
         yield
 
@@ -202,7 +202,7 @@ class Program:
         self.said: list[str] = []
 
     def line(self, begins: str, timeout: float = 90.0) -> str:
-        """The rest of the next line that begins so."""
+        """The rest of the next line that begins with this text."""
         assert self.process.stdout is not None
         timer = threading.Timer(timeout, self.process.kill)
         timer.start()
@@ -216,7 +216,7 @@ class Program:
         raise AssertionError(f"no {begins!r}; it said:\n{''.join(self.said)}")
 
     def end(self, timeout: float = 90.0) -> int:
-        """Waits for its end; its exit status."""
+        """Waits for its end; returns its exit status."""
         assert self.process.stdout is not None
         timer = threading.Timer(timeout, self.process.kill)
         timer.start()

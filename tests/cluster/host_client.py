@@ -20,7 +20,7 @@ from tests.polling import until
 from tests.processes import alive
 
 ROOT = str(Path(__file__).resolve().parents[2])
-SOON = 40.0  # seconds: what takes longer has failed, on a busy machine, too
+SOON = 40.0  # seconds: what takes longer has failed, even on a busy machine
 RUNNERS = "tests.cluster.host_runners"
 EVENTS = {
     verb.name: verb
@@ -35,13 +35,13 @@ class Refusal(Exception):
 
 
 class Client:
-    """A process of its own address (`<host>/c` unless told otherwise) that talks to one agent."""
+    """A process with its own address (`<host>/c` by default) that talks to one agent."""
 
-    def __init__(self, host: str, run_folder: Path, name: str = "c", at: str | None = None) -> None:
+    def __init__(self, host: str, run_folder: Path, name: str = "c", own_host: str | None = None) -> None:
         self.host = host
         self.root = ROOT
         self.agent = f"{host}/agent"
-        self.address = f"{at or host}/{name}"
+        self.address = f"{own_host or host}/{name}"
         self._ports = itertools.count(10)
         self._replies: dict[int, queue.Queue[tuple[Header, Any]]] = {}
         self.events: list[tuple[float, str, Any]] = []
@@ -71,8 +71,8 @@ class Client:
                 self.send(REPLY, Done(), header.port)
         elif header.method in EVENTS:
             event = EVENTS[header.method].decode(body)
-            for each in event.chunks if isinstance(event, LogChunks) else (event,):
-                self._arrived.put((time.time(), header.method, each))
+            for item in event.chunks if isinstance(event, LogChunks) else (event,):
+                self._arrived.put((time.time(), header.method, item))
             if isinstance(event, LogChunks):
                 self.send(TOOK.name, Took({chunk.address: chunk.offset + len(chunk.data) for chunk in event.chunks}))
         self.node.consumed(parcel)
@@ -100,7 +100,7 @@ class Client:
 
     def cast(self, layout: Layout, runs: Sequence[Run], method: str, body: bytes = b"", *, answers: bool = True,
              fanout: int = 8) -> int:  # fmt: skip
-        """Send one message to many; returns the port where the answers come."""
+        """Send one message to many; returns the port of the answers."""
         port = next(self._ports)
         self._replies[port] = queue.Queue()
         for agent, plan in plan_cast(layout, runs, fanout=fanout):
@@ -109,18 +109,18 @@ class Client:
         return port
 
     def answers(self, port: int, count: int, timeout: float = SOON) -> tuple[dict[int, list[bytes]], list[Header]]:
-        """The next `count` answers to a cast by place, and the messages they came in."""
-        found: dict[int, list[bytes]] = {}
+        """The next `count` answers to a cast by index, and the headers of their messages."""
+        replies: dict[int, list[bytes]] = {}
         messages = []
-        while len(found) < count:
+        while len(replies) < count:
             header, parcel = self._replies[port].get(timeout=timeout)
             messages.append(header)
             frames = [bytes(frame) for frame in parcel.frames]
             if header.kind == Kind.FOLDED:
-                found.update({one.index: body for one, body in unfold_each(header, frames)})
+                replies.update({reply.index: body for reply, body in unfold_each(header, frames)})
             else:
-                found[header.index] = frames
-        return found, messages
+                replies[header.index] = frames
+        return replies, messages
 
     def started(self, *addresses: str, timeout: float = SOON) -> list[protocol.StartedProc]:
         return [self.event(verbs.PROC_STARTED, lambda e, a=address: e.address == a, timeout) for address in addresses]
@@ -129,16 +129,16 @@ class Client:
         return [self.event(verbs.PROC_EXITED, lambda e, a=address: e.address == a, timeout) for address in addresses]
 
     def event(self, verb: Verb[Any, None], fits: Callable[[Any], bool] = lambda _e: True, timeout: float = SOON) -> Any:
-        """The first event that fits, kept or to come; it is taken out."""
+        """Removes and returns the first event that fits, queued or still to come."""
         deadline = time.monotonic() + timeout
         while True:
-            for at, (_, name, body) in enumerate(self.events):
+            for index, (_, name, body) in enumerate(self.events):
                 if name == verb.name and fits(body):
-                    del self.events[at]
+                    del self.events[index]
                     return body
-            left = deadline - time.monotonic()
+            seconds = deadline - time.monotonic()
             try:
-                self.events.append(self._arrived.get(timeout=max(left, 0.001)))
+                self.events.append(self._arrived.get(timeout=max(seconds, 0.001)))
             except queue.Empty:
                 raise AssertionError(f"no {verb.name} within {timeout} s; there were {self.events}") from None
 
@@ -161,8 +161,8 @@ class Client:
 
 
 def left_of(run_folder: Path) -> list[str]:
-    """What there still is of a host: processes that write to its folder or name it, and the folder itself."""
-    found = [str(path) for path in [run_folder] if path.exists()]
+    """What remains of a host: processes that write to its folder or name it, and the folder itself."""
+    remains = [str(path) for path in [run_folder] if path.exists()]
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid() and alive(int(entry.name)):
             try:
@@ -171,13 +171,13 @@ def left_of(run_folder: Path) -> list[str]:
             except OSError:
                 continue
             if out.startswith(f"{run_folder}/") or f"\0{run_folder}\0" in line:
-                found.append(f"{entry.name} {line} -> {out}")
-    return found
+                remains.append(f"{entry.name} {line} -> {out}")
+    return remains
 
 
 @contextlib.contextmanager
 def hosted(**options: Any) -> Iterator[tuple[AgentHandle, Client]]:
-    """A host agent and somebody who talks to it; afterwards nothing may be left."""
+    """A host agent and a client of it; nothing may be left of them afterwards."""
     handle = begin_agent(**options).wait()
     client = Client(handle.host, handle.run_folder)
     try:

@@ -1,4 +1,4 @@
-"""What procs run in tests of the host agent, in place of the runtime."""
+"""Runners of procs for tests of the host agent, in place of the runtime."""
 
 import ctypes
 import json
@@ -37,13 +37,13 @@ def facts(spec: ProcSpec) -> int:
 
 
 def _fds() -> list[str]:
-    found = []
+    fds = []
     for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
         try:
-            found.append(f"{fd}:{os.readlink(f'/proc/self/fd/{fd}').partition(':')[0]}")
+            fds.append(f"{fd}:{os.readlink(f'/proc/self/fd/{fd}').partition(':')[0]}")
         except OSError:
             pass
-    return found
+    return fds
 
 
 def returns_three(spec: ProcSpec) -> int:
@@ -56,7 +56,7 @@ def raises(spec: ProcSpec) -> int:
 
 
 def talks(spec: ProcSpec) -> int:
-    """Says 30 lines, then is silent without end."""
+    """Prints 30 lines, then nothing."""
     for number in range(30):
         print("line", number)
     ctypes.CDLL(None).puts(b"from C")
@@ -102,8 +102,8 @@ def echoes(spec: ProcSpec) -> int:
                 os._exit(9)
             if header.port and header.method != "mute":
                 body = bytes(parcel.frames[0]) if header.method != "big" else bytes(1 << 20)
-                told = Header(Kind.REPLY, header.src, spec.address, port=header.port, index=header.index, log=7)
-                node.send(told, Parcel([f"{header.rank}.{header.incarnation}.{header.seq}".encode(), body]))
+                reply = Header(Kind.REPLY, header.src, spec.address, port=header.port, index=header.index, log=7)
+                node.send(reply, Parcel([f"{header.rank}.{header.incarnation}.{header.seq}".encode(), body]))
             elif not header.port:
                 print("told", header.src, header.method)
         node.consumed(parcel)
@@ -115,7 +115,7 @@ def echoes(spec: ProcSpec) -> int:
 
 
 def floods(spec: ProcSpec) -> int:
-    """Writes for as long as it may, then says on descriptor-free ground that it lives."""
+    """Writes two megabytes, then exits with 5."""
     for _ in range(2000):
         print("x" * 1000)
     sys.exit(5)

@@ -39,11 +39,11 @@ def nothing_left(own_place: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def faults(nothing_left: None) -> Iterator[list[MeshFailure]]:
-    """The failures of a module's meshes, which do not end the program; the last ones may be told after their test."""
-    found: list[MeshFailure] = []
+    """The failures of a module's meshes, which do not end the program; the last ones may arrive after their test."""
+    failures: list[MeshFailure] = []
     before = monarch_nb.actor.unhandled_fault_hook
-    monarch_nb.actor.unhandled_fault_hook = found.append
-    yield found
+    monarch_nb.actor.unhandled_fault_hook = failures.append
+    yield failures
     connect.shutdown()
     monarch_nb.actor.unhandled_fault_hook = before
 
@@ -58,38 +58,38 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def apart() -> Iterator[Path]:
-    """A run folder as on another machine: there an agent may have the name of one that runs here."""
+    """A run folder as on another machine, where an agent may have the name of one on this machine."""
     path = Path(f"/tmp/ma{os.getpid()}-{time.monotonic_ns() % 10**6}")
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
 class Member(Actor):
-    """Remembers who told it what, in order."""
+    """Remembers the numbers of each sender, in order."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[int]] = {}
-        self.kept: Any = None
+        self.data: Any = None
 
     @endpoint
     def where(self) -> tuple[int, int]:
         return current_rank().rank, os.getpid()
 
     @endpoint
-    def note(self, number: int, who: str = "root") -> None:
-        self.seen.setdefault(who, []).append(number)
+    def note(self, number: int, sender: str = "root") -> None:
+        self.seen.setdefault(sender, []).append(number)
 
     @endpoint
-    def noted(self, who: str = "root") -> list[int]:
-        return self.seen.get(who, [])
+    def noted(self, sender: str = "root") -> list[int]:
+        return self.seen.get(sender, [])
 
     @endpoint
-    def count(self, who: str) -> int:
-        return len(self.seen.get(who, []))
+    def count(self, sender: str) -> int:
+        return len(self.seen.get(sender, []))
 
     @endpoint
-    def in_order(self, who: str, numbers: list[int]) -> bool:
-        return self.seen.get(who, []) == numbers
+    def in_order(self, sender: str, numbers: list[int]) -> bool:
+        return self.seen.get(sender, []) == numbers
 
     @endpoint
     def length(self, data: bytes) -> int:
@@ -97,46 +97,46 @@ class Member(Actor):
 
     @endpoint
     def keep(self, data: Any) -> list[int]:
-        """Holds on to it; the inodes of the memory files that this process has mapped."""
-        self.kept = data
+        """Keeps the data; returns the inodes of the memory files that this process has mapped."""
+        self.data = data
         lines = Path("/proc/self/maps").read_text().splitlines()
         return sorted({int(line.split()[4]) for line in lines if "memfd:monarch-nb" in line})
 
     @endpoint
     def nap(self, seconds: float, rank: int) -> int:
-        """The actor with this rank takes that long."""
-        mine = context().actor_instance.rank.rank
-        if mine == rank:
+        """The actor with this rank sleeps."""
+        own_rank = context().actor_instance.rank.rank
+        if own_rank == rank:
             time.sleep(seconds)
-        return mine
+        return own_rank
 
     @endpoint
     def held(self, path: Path, rank: int) -> int:
-        """The actor with this rank takes until there is a file."""
-        mine = context().actor_instance.rank.rank
-        while mine == rank and not path.exists():
+        """The actor with this rank waits until the file exists."""
+        own_rank = context().actor_instance.rank.rank
+        while own_rank == rank and not path.exists():
             time.sleep(0.01)
-        return mine
+        return own_rank
 
     @endpoint
     def die(self, rank: int) -> int:
-        mine = context().actor_instance.rank.rank
-        if mine == rank:
-            time.sleep(0.3)  # the others have answered by then, more or less
+        own_rank = context().actor_instance.rank.rank
+        if own_rank == rank:
+            time.sleep(0.3)  # the others have answered by then, as a rule
             os._exit(3)
-        return mine
+        return own_rank
 
 
 class Caller(Actor):
-    """Calls others from where it is."""
+    """Calls other actors from its own process."""
 
     @endpoint
-    def call(self, others: Any) -> list[tuple[int, int]]:
-        return list(others.where.call().get(SOON).values())
+    def call(self, members: Any) -> list[tuple[int, int]]:
+        return list(members.where.call().get(SOON).values())
 
     @endpoint
-    def nested(self, others: Any, rank: int, asks: Path, wraps: bool) -> int:
-        answer = others.nap.call_one(300, rank)
+    def nested(self, members: Any, rank: int, asks: Path, wraps: bool) -> int:
+        answer = members.nap.call_one(300, rank)
         asks.touch()
         try:
             return int(answer.get(SOON))
@@ -145,9 +145,9 @@ class Caller(Actor):
             raise RuntimeError(f"no answer: {error}") if wraps else error from None
 
     @endpoint
-    def tell(self, others: Any, count: int, who: str) -> int:
+    def tell(self, members: Any, count: int, sender: str) -> int:
         for number in range(count):
-            others.note.broadcast(number, who)
+            members.note.broadcast(number, sender)
         return count
 
 
@@ -178,7 +178,7 @@ class HostProcess:
         return int(self.endpoint.rpartition(":")[2])
 
     def kill(self) -> None:
-        """Nobody is left to tidy up: the next agent on this machine would, half a minute later."""
+        """Removes its run folder, too, as the next agent on this machine would half a minute later."""
         self.process.kill()
         self.process.wait()
 
@@ -200,14 +200,14 @@ class HostProcess:
 def user_hosts(
     folder: Path, count: int, *options: str, key: Path | None = None, shutdown: bool = True
 ) -> Iterator[list[HostProcess]]:
-    """Hosts, gone at the end, and before them this process's part."""
-    made: list[HostProcess] = []
+    """Hosts that end after this process's own runtime."""
+    hosts: list[HostProcess] = []
     try:
         for _ in range(count):
-            made.append(HostProcess(folder, *options, key=key))
-        yield made
+            hosts.append(HostProcess(folder, *options, key=key))
+        yield hosts
     finally:
         if shutdown:
             connect.shutdown()
-        for host in made:
+        for host in hosts:
             host.close()

@@ -1,4 +1,4 @@
-"""A SIGINT at a chosen step of the main thread: wherever in the library Python may run the handler of a signal."""
+"""A SIGINT at a chosen step of the main thread: any point in the library where Python may run a signal handler."""
 
 import dis
 import functools
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import monarch_nb
 
 _PACKAGE = os.path.dirname(monarch_nb.__file__) + os.sep
-_LOOKS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME", "JUMP_BACKWARD"}  # after these a handler may run
+_CHECKS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME", "JUMP_BACKWARD"}  # after these a handler may run
 
 
 class Step(NamedTuple):
@@ -24,22 +24,22 @@ class Step(NamedTuple):
 
 
 @functools.cache
-def _places(code: CodeType) -> frozenset[int]:
-    """Instructions before which a handler may run, inside the same `except` or `with` as where it is looked for."""
+def _offsets(code: CodeType) -> frozenset[int]:
+    """Offsets before which a handler may run, in the same `except` or `with` as the check for it."""
     table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
 
-    def around(offset: int) -> Any:
+    def handler_of(offset: int) -> Any:
         return next((entry.target for entry in table if entry.start <= offset < entry.end), None)
 
-    found = set()
+    offsets = set()
     last: dis.Instruction | None = None
     for instruction in dis.get_instructions(code):
-        if last is not None and last.opname in _LOOKS and around(last.offset) == around(instruction.offset):
-            found.add(instruction.offset)
+        if last is not None and last.opname in _CHECKS and handler_of(last.offset) == handler_of(instruction.offset):
+            offsets.add(instruction.offset)
         if instruction.opname == "JUMP_BACKWARD" and isinstance(instruction.argval, int):
-            found.add(instruction.argval)
+            offsets.add(instruction.argval)
         last = instruction
-    return frozenset(found)
+    return frozenset(offsets)
 
 
 class Steps:
@@ -60,14 +60,14 @@ class Steps:
         if not frame.f_code.co_filename.startswith(_PACKAGE):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._look
+        return self._trace
 
-    def _look(self, frame: FrameType, event: str, _: object) -> Any:
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         code = frame.f_code
-        if event == "opcode" and frame.f_lasti in _places(code):
+        if event == "opcode" and frame.f_lasti in _offsets(code):
             step = Step(code.co_filename.removeprefix(_PACKAGE), code.co_name, frame.f_lineno or 0, frame.f_lasti)
             visit = self.seen[step] = self.seen.get(step, 0) + 1
             if step == self._step and visit == self._visit:
                 self._step = None
                 signal.raise_signal(signal.SIGINT)  # its handler runs in here, and raises where the step is
-        return self._look
+        return self._trace

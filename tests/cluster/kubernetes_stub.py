@@ -28,13 +28,13 @@ def pump(a, b):
         b.sendall(data)
     b.shutdown(socket.SHUT_RDWR)  # a close alone would wait for the other direction
 while True:
-    near, _ = door.accept()
+    client, _ = door.accept()
     try:
-        far = socket.create_connection((open("{first}").read(), int(port)))
+        target = socket.create_connection((open("{first}").read(), int(port)))
     except OSError:
-        near.close()
+        client.close()
         continue
-    for pair in ((near, far), (far, near)):
+    for pair in ((client, target), (target, client)):
         threading.Thread(target=pump, args=pair, daemon=True).start()
 """
 
@@ -53,7 +53,7 @@ class Cluster:
         self.events: dict[str, list[dict[str, Any]]] = {}  # by the selector of their object
         self.refused = False  # the set makes no pods
         self.asked: list[str] = []
-        self._made = 0  # pods
+        self._count = 0  # pods
         self._lock = threading.RLock()
         cluster = self
 
@@ -138,9 +138,9 @@ class Cluster:
             self.scale(body, spec["replicas"])
         return 201, body
 
-    def scale(self, thing: dict[str, Any], replicas: int) -> None:
-        """As the controller of a StatefulSet does: pods come and go at the end."""
-        name, spec = thing["metadata"]["name"], thing["spec"]
+    def scale(self, resource: dict[str, Any], replicas: int) -> None:
+        """As the controller of a StatefulSet does: the last pods are added and removed."""
+        name, spec = resource["metadata"]["name"], resource["spec"]
         spec["replicas"] = replicas
         for rank in range(0 if self.refused else replicas):
             if f"{name}-{rank}" not in self.pods:
@@ -149,16 +149,16 @@ class Cluster:
             if int(pod.rpartition("-")[2]) >= replicas:
                 self.delete_pod(pod)
 
-    def _deleted(self, thing: dict[str, Any]) -> None:
-        if thing.get("kind") in ("MonarchMesh", "StatefulSet"):
-            for name in [pod for pod in self.pods if pod.rpartition("-")[0] == thing["metadata"]["name"]]:
+    def _deleted(self, resource: dict[str, Any]) -> None:
+        if resource.get("kind") in ("MonarchMesh", "StatefulSet"):
+            for name in [pod for pod in self.pods if pod.rpartition("-")[0] == resource["metadata"]["name"]]:
                 self.pods[name]["metadata"]["deletionTimestamp"] = "now"
                 if name in self.processes:
                     self.processes[name].terminate()
 
     def _selected(self, selector: str) -> list[dict[str, Any]]:
-        wanted = dict(part.split("=") for part in selector.split(","))
-        return [pod for pod in self.pods.values() if wanted.items() <= pod["metadata"]["labels"].items()]
+        labels = dict(part.split("=") for part in selector.split(","))
+        return [pod for pod in self.pods.values() if labels.items() <= pod["metadata"]["labels"].items()]
 
     def add_pod(self, name: str, rank: int, template: dict[str, Any]) -> None:
         labels = {**template["metadata"]["labels"], "apps.kubernetes.io/pod-index": str(rank)}
@@ -168,9 +168,9 @@ class Cluster:
             "reason": "Unschedulable",
             "message": "0/4 nodes have GPUs",
         }
-        self._made += 1
+        self._count += 1
         self.pods[name] = {
-            "metadata": {"name": name, "labels": labels, "uid": str(self._made)}, "spec": template["spec"],
+            "metadata": {"name": name, "labels": labels, "uid": str(self._count)}, "spec": template["spec"],
             "status": {"phase": "Pending", "conditions": [reason]},
         }  # fmt: skip
         if not self.held:
@@ -207,8 +207,8 @@ class Cluster:
         pod["status"] = {"phase": "Running", "podIP": address, "conditions": ready}
 
     def _secret(self, name: str, key: str) -> bytes:
-        [found] = [thing for path, thing in self.objects.items() if path.endswith(f"/secrets/{name}")]
-        return base64.b64decode(found["data"][key])
+        [secret] = [resource for path, resource in self.objects.items() if path.endswith(f"/secrets/{name}")]
+        return base64.b64decode(secret["data"][key])
 
     def delete_pod(self, name: str, grace: float = 20.0) -> None:
         self.pods.pop(name)
@@ -227,7 +227,7 @@ class Cluster:
         self.processes[name].terminate()
 
     def make_anew(self, name: str) -> None:
-        """As the controller does with a pod that has ended."""
+        """Replaces an ended pod, as the controller does."""
         pod = self.pods[name]
         self.delete_pod(name)
         self.add_pod(name, int(name.rpartition("-")[2]), {"metadata": pod["metadata"], "spec": pod["spec"]})

@@ -18,12 +18,12 @@ from tests.processes import proc_stat
 
 MARK = f"MNB_TEST_MARK={os.getpid()}-{secrets.token_hex(4)}"
 CHECKED = ("test_faults_", "test_job_", "test_spawn_options", "test_spmd", "test_worker_loop")  # modules
-PATIENCE = 20.0  # seconds; what is let go asynchronously is gone long before, even where the machine is busy
+PATIENCE = 20.0  # seconds; asynchronous clean-up takes far less, even on a busy machine
 
 
 def marked() -> dict[int, str]:
-    """Living processes that descend from this one, however far they were handed on: pid -> command line."""
-    found = {}
+    """Living descendants of this process, however remote: pid -> command line."""
+    processes = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -33,20 +33,20 @@ def marked() -> dict[int, str]:
             if proc_stat(entry)[0] != "Z":
                 name = (entry / "comm").read_text().strip()
                 line = (entry / "cmdline").read_bytes().decode().replace("\0", " ")
-                found[int(entry.name)] = f"{name}: {line[-60:]}"
-    return found
+                processes[int(entry.name)] = f"{name}: {line[-60:]}"
+    return processes
 
 
 def zombies() -> list[int]:
     """Children of this process that ended and were not waited for."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 state, parent = proc_stat(entry)[:2]
                 if state == "Z" and int(parent) == os.getpid():
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 def descriptors() -> Counter[str]:
@@ -65,7 +65,7 @@ def threads() -> Counter[str]:
     tasks = {int(name) for name in os.listdir("/proc/self/task")}
     ours = threading.enumerate()
     names = Counter(thread.name for thread in ours)
-    # By their numbers: where one begins or ends between two looks, a difference of counts would be one too low.
+    # By number: if a thread begins or ends between the two reads, a difference of counts would be one too low.
     names.pop("monarch-forgotten", None)  # comes with the first call, and stays
     names["(not Python's)"] = len(tasks - {thread.native_id for thread in ours})
     return Counter({name: count for name, count in names.items() if not name.startswith("pytest_timeout")})
@@ -73,22 +73,22 @@ def threads() -> Counter[str]:
 
 def sockets_in(folder: Path) -> set[str]:
     """Socket files below a folder."""
-    found = set()
-    for place, _, names in os.walk(folder):  # bears folders that go while it walks
+    paths = set()
+    for directory, _, names in os.walk(folder):  # tolerates folders that vanish during the walk
         for name in names:
             with contextlib.suppress(OSError):
-                if stat.S_ISSOCK((Path(place) / name).lstat().st_mode):
-                    found.add(f"{place}/{name}")
-    return found
+                if stat.S_ISSOCK((Path(directory) / name).lstat().st_mode):
+                    paths.add(f"{directory}/{name}")
+    return paths
 
 
 def _names(processes: dict[int, str]) -> Counter[str]:
-    """A template that died may have a successor: what counts is how many there are of each."""
+    """Counts by name, since a template that died may have a successor."""
     return Counter(line.partition(": ")[0] for line in processes.values())
 
 
 class Before:
-    """What there was at a moment, to compare with later."""
+    """A snapshot of processes, descriptors, threads and files, to compare with later."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ class Before:
         self.zombies = set(zombies())
 
     def more(self) -> list[str]:
-        """What there is now and was not then."""
+        """What has been added since the snapshot."""
         return [
             *(f"process {line}" for line in (_names(marked()) - self.names).elements()),
             *(f"descriptor {kind} x{count}" for kind, count in (descriptors() - self.descriptors).items()),
@@ -112,15 +112,15 @@ class Before:
         ]
 
     def check(self) -> None:
-        """Fails when something is left, once all had time to go."""
+        """Fails if anything remains after `PATIENCE` seconds."""
         deadline = time.monotonic() + PATIENCE
         pause = 0.01
-        while left := self.more():
+        while leftovers := self.more():
             if time.monotonic() > deadline:
-                raise AssertionError("left behind:\n  " + "\n  ".join(left))
-            if pause > 0.05:  # dear in a process with all tests in it, and seldom what is missing
+                raise AssertionError("left behind:\n  " + "\n  ".join(leftovers))
+            if pause > 0.05:  # slow in a process with all tests in it, and seldom needed
                 gc.collect()
-            time.sleep(pause)  # facts of the operating system that nobody reports
+            time.sleep(pause)  # the operating system reports no event for these
             pause = min(2 * pause, 0.25)
 
 
@@ -128,24 +128,24 @@ class Before:
 def own_place() -> Iterator[Path]:
     """Run folders of this test session go to a short folder of its own, and its processes carry a mark.
 
-    Jobs of processes are listed by what is in that folder: those of sessions beside this one are not among them.
+    Jobs of processes are listed by that folder, so those of concurrent sessions are not among them.
     """
     from monarch_nb.connect.own_hosts import shutdown
 
-    shutdown()  # that of an earlier module, which lives elsewhere
-    place = Path(f"/tmp/mt{secrets.token_hex(3)}")
-    place.mkdir(mode=0o700)
+    shutdown()  # the controller of an earlier module, with another folder
+    folder = Path(f"/tmp/mt{secrets.token_hex(3)}")
+    folder.mkdir(mode=0o700)
     before = os.environ.get("XDG_RUNTIME_DIR")
-    os.environ["XDG_RUNTIME_DIR"] = str(place)
+    os.environ["XDG_RUNTIME_DIR"] = str(folder)
     name, _, value = MARK.partition("=")
     os.environ[name] = value
-    yield place
+    yield folder
     del os.environ[name]
     if before is None:
         del os.environ["XDG_RUNTIME_DIR"]
     else:
         os.environ["XDG_RUNTIME_DIR"] = before
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checked(request: pytest.FixtureRequest) -> bool:
@@ -160,15 +160,15 @@ def nothing_left_by_module(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     from monarch_nb.connect.own_hosts import shutdown
 
-    place = request.getfixturevalue("own_place")
-    shutdown()  # that of an earlier module
+    session_folder = request.getfixturevalue("own_place")
+    shutdown()  # the controller of an earlier module
     with pytest.MonkeyPatch.context() as patch:
         if request.module.__name__.rpartition(".")[2].startswith("test_faults_"):
-            # Many hosts are started here, and none of them needs torch, whose import takes longer than all else.
+            # Many hosts are started here, and none of them needs torch, whose import is slow.
             folder = request.getfixturevalue("tmp_path_factory").mktemp("without")
             (folder / "torch.py").write_text("raise ModuleNotFoundError('torch is left out in these tests')\n")
             patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
-        before = Before(place)
+        before = Before(session_folder)
         yield
         shutdown()
         before.check()
@@ -176,7 +176,7 @@ def nothing_left_by_module(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest, nothing_left_by_module: None) -> Iterator[None]:
-    """Nor does a test. Module fixtures that start something are set up before."""
+    """A test leaves nothing either. Module fixtures that start something are set up before."""
     if not _checked(request):
         yield
         return

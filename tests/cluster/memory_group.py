@@ -1,4 +1,4 @@
-"""Control groups of memory that tests make for programs of their own; of cgroup v1 or v2, whichever is there."""
+"""Control groups of memory that tests make for programs of their own; of cgroup v1 or v2, whichever exists."""
 
 import contextlib
 import os
@@ -14,25 +14,25 @@ _UNLIMITED = -1
 
 
 class MemoryGroup:
-    """One group, with nothing in it but what `enter` moved there and what that has started."""
+    """A group with only the processes that `enter` moved there, and their descendants."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._v2 = (folder / "memory.max").exists()
 
     def enter(self) -> None:
-        """This process, and what it starts from now on, belongs to the group."""
+        """Moves this process, and those that it starts later, into the group."""
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
     @property
     def used(self) -> int:
-        """Bytes in use, without pages of files, which go when others are needed."""
+        """Bytes in use, without pages of files, which can be reclaimed."""
         total = int((self.folder / ("memory.current" if self._v2 else "memory.usage_in_bytes")).read_text())
         stat = dict(line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
         return total - int(stat["inactive_file"]) - int(stat["active_file"])
 
     def limit(self, size: int) -> None:
-        """No more than so many bytes from now on, of which none go to swap; -1 is without a limit."""
+        """Limits the group to `size` bytes without swap; -1 is no limit."""
         names = [("memory.swap.max", 0), ("memory.max", size)] if self._v2 else [
             ("memory.swappiness", 0), ("memory.limit_in_bytes", size)
         ]  # fmt: skip
@@ -48,7 +48,7 @@ class MemoryGroup:
         return int(dict(line.split() for line in text.splitlines())["oom_kill"])
 
     def remove(self) -> None:
-        """Ends what is left in it, and takes it away."""
+        """Kills the remaining processes and removes the group."""
         deadline = time.monotonic() + 20
         while pids := (self.folder / "cgroup.procs").read_text().split():
             for pid in pids:
@@ -61,30 +61,30 @@ class MemoryGroup:
 
 @contextlib.contextmanager
 def memory_group() -> Iterator[MemoryGroup]:
-    """A new group below that of the tests; skips where these may not make any."""
-    tried: list[str] = []
+    """A new group below that of the tests; skips the test if none can be made."""
+    refusals: list[str] = []
     for parent in _parents():
         folder = parent / f"monarch-nb-test-{os.getpid()}"
         try:
             folder.mkdir()
         except OSError as error:
-            tried.append(f"{parent}: {error.strerror}")
+            refusals.append(f"{parent}: {error.strerror}")
             continue
         group = MemoryGroup(folder)
-        if _can_hold(group, tried):
+        if _can_hold(group, refusals):
             try:
                 yield group
             finally:
                 group.remove()
             return
         folder.rmdir()
-    pytest.skip(f"NOT TESTED: no control group of memory can be made here ({'; '.join(tried) or f'none at {ROOT}'})")
+    pytest.skip(f"NOT TESTED: no control group of memory can be made here ({'; '.join(refusals) or f'none at {ROOT}'})")
 
 
-def _can_hold(group: MemoryGroup, tried: list[str]) -> bool:
-    """Whether memory is counted there, and processes of ours may enter."""
+def _can_hold(group: MemoryGroup, refusals: list[str]) -> bool:
+    """Whether the group counts memory, and this user's processes may enter it."""
     if not any((group.folder / name).exists() for name in ("memory.max", "memory.limit_in_bytes")):
-        tried.append(f"{group.folder.parent}: the memory controller is not given to groups below it")
+        refusals.append(f"{group.folder.parent}: the memory controller is not given to groups below it")
         return False
     pid = os.fork()
     if not pid:
@@ -95,7 +95,7 @@ def _can_hold(group: MemoryGroup, tried: list[str]) -> bool:
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code:
-        tried.append(f"{group.folder.parent}: {os.strerror(code)}")
+        refusals.append(f"{group.folder.parent}: {os.strerror(code)}")
     return not code
 
 
@@ -103,9 +103,9 @@ def _parents() -> Iterator[Path]:
     """Groups that may have another below them: of v1 the tests' own, of v2 those above it, the nearest first."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        below = Path(path.lstrip("/"))
+        relative = Path(path.lstrip("/"))
         if "memory" in controllers.split(","):
-            own = ROOT / "memory" / below
+            own = ROOT / "memory" / relative
             yield own if own.is_dir() else ROOT / "memory"  # in a container its own group is mounted there
         elif not controllers and (ROOT / "cgroup.controllers").exists():
-            yield from ((ROOT / above) for above in (below, *below.parents) if (ROOT / above).is_dir())
+            yield from ((ROOT / group) for group in (relative, *relative.parents) if (ROOT / group).is_dir())

@@ -46,13 +46,13 @@ WAYS: dict[str, tuple[MeshLayout, Placements]] = {
 }
 HANGS_S = 90  # seconds for one sample in all ways
 AT_ONCE = 40  # operations of a process: it forgets no plan
-WRONG_KEPT = 5  # examples
-NUMBERED = ("grid_sampler_2d", "grid_sampler_3d")  # their whole numbers choose a way; of an unknown one anything comes
+WRONG_LIMIT = 5  # examples
+NUMBERED = ("grid_sampler_2d", "grid_sampler_3d")  # their integers choose a mode; an unknown one gives anything
 
 
 @dataclass
 class Case:
-    """What became of the samples of one operation in one way."""
+    """The outcomes of one operation's samples in one layout."""
 
     right: int = 0
     untried: int = 0
@@ -62,7 +62,7 @@ class Case:
 
 @dataclass
 class Found:
-    """What became of an operation: by case, and how many samples were tried, of how many."""
+    """The outcomes of an operation by case, and how many of its samples were tried."""
 
     cases: dict[str, Case]
     tried: int = 0
@@ -81,16 +81,16 @@ class Judged:
 
 @dataclass(frozen=True)
 class Part:
-    """Which samples: of these kinds of sizes, and how many of each operation; 0 for all."""
+    """Which samples: of which kinds of sizes, and how many per operation; 0 for all."""
 
     kinds: tuple[str, ...] = tuple(cases.SIZES)
     most: int = 0
 
     def chosen(self, samples: list[Any]) -> list[int]:
-        """Which of these: the first with the most dimensions, up to three, and others, spread over all."""
-        order = sorted(range(len(samples)), key=lambda at: -min(_dims(samples[at]), 3))
+        """Indices of samples: the first with the most dimensions, up to three, and others, spread over all."""
+        order = sorted(range(len(samples)), key=lambda index: -min(_dims(samples[index]), 3))
         most = min(self.most or len(order), len(order))
-        return [order[len(order) * at // most] for at in range(most)]
+        return [order[len(order) * index // most] for index in range(most)]
 
 
 def _dims(sample: Any) -> int:
@@ -98,7 +98,7 @@ def _dims(sample: Any) -> int:
 
 
 class Bench:
-    """The meshes of a process, and what is tried on them."""
+    """The meshes of a process, and the runs of samples on them."""
 
     def __init__(self) -> None:
         from tests.cluster import threaded_ranks
@@ -108,7 +108,7 @@ class Bench:
         self._streams = {layout: self._ranks.mesh(layout) for layout in (LINE, SQUARE)}
 
     def judged(self, op: Any, sample: Any) -> Judged:
-        """On local tensors. Raises what the operation raises."""
+        """Runs a sample on local tensors. Raises the operation's error."""
 
         def local(value: Any) -> Any:
             return value.detach().clone().requires_grad_(value.requires_grad) if _is_tensor(value) else value
@@ -118,7 +118,7 @@ class Bench:
             args, kwargs, result = _called(op, sample, local)
         outputs = cases.tensors_of(result)
         inputs = cases.tensors_of((args, kwargs))
-        changed = {at: tensor.detach().clone() for at, tensor in enumerate(inputs) if tensor._version}
+        changed = {index: tensor.detach().clone() for index, tensor in enumerate(inputs) if tensor._version}
         gradients = list(cases.gradients_of(args, kwargs, result))
         return Judged([t.detach() for t in outputs], gradients, changed, draws.seen or "empty" in op.name)
 
@@ -134,32 +134,32 @@ class Bench:
 
         try:
             args, kwargs, result = _called(op, sample, sharded)
-            found = cases.tensors_of(result)
-            if len(found) != len(expected.outputs):
-                return f"WRONG forward: {len(found)} tensors instead of {len(expected.outputs)}"
+            outputs = cases.tensors_of(result)
+            if len(outputs) != len(expected.outputs):
+                return f"WRONG forward: {len(outputs)} tensors instead of {len(expected.outputs)}"
             stage = "backward"
             gradients = list(cases.gradients_of(args, kwargs, result))
             inputs = cases.tensors_of((args, kwargs))
-            pairs = [("forward", one, other) for one, other in zip(expected.outputs, found, strict=True)]
-            pairs += [("of an input", one, inputs[at]) for at, one in expected.changed.items()]
-            for one, other in zip(expected.gradients, gradients, strict=True):
-                if (one is None) != (other is None):
+            pairs = [("forward", local, remote) for local, remote in zip(expected.outputs, outputs, strict=True)]
+            pairs += [("of an input", local, inputs[index]) for index, local in expected.changed.items()]
+            for local, remote in zip(expected.gradients, gradients, strict=True):
+                if (local is None) != (remote is None):
                     return "WRONG backward: a gradient is missing"
-                if one is not None and other is not None:
-                    pairs.append(("backward", one, other))
-            handles = [other for _, _, other in pairs if isinstance(other, MeshTensor)]
+                if local is not None and remote is not None:
+                    pairs.append(("backward", local, remote))
+            handles = [remote for _, _, remote in pairs if isinstance(remote, MeshTensor)]
             stage = "run"
             values = iter(self._tools.fetched(self._ranks, stream, handles))
             steepest = cases.largest(expected.gradients)
-            for what, one, other in pairs:
-                value = next(values) if isinstance(other, MeshTensor) else other
-                scale = steepest if what == "backward" else 0.0
-                if difference := cases.difference(one, value, expected.drawn, scale):
-                    return f"WRONG {what}: {difference}"
+            for kind, local, remote in pairs:
+                value = next(values) if isinstance(remote, MeshTensor) else remote
+                scale = steepest if kind == "backward" else 0.0
+                if difference := cases.difference(local, value, expected.drawn, scale):
+                    return f"WRONG {kind}: {difference}"
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             with contextlib.suppress(Exception):
-                stream.synchronise()  # what failed belongs to this sample
+                stream.synchronise()  # the failure belongs to this sample
             return f"refused {stage}: {type(error).__name__}: {lines[0][:300]}"
         return "ok"
 
@@ -176,7 +176,7 @@ def _called(op: Any, sample: Any, convert: Callable[[Any], Any]) -> tuple[Any, A
 
 
 def lies(value: torch.Tensor, placements: Placements) -> Placements:
-    """How this tensor is placed: whole along what it cannot be cut by, or be a sum of."""
+    """The tensor's placements: replicated where it cannot be sharded or be a sum of parts."""
     summable = value.dtype.is_floating_point and value.dtype.itemsize > 1 and value.numel() > 0
     return tuple(
         p
@@ -187,7 +187,7 @@ def lies(value: torch.Tensor, placements: Placements) -> Placements:
 
 
 def all_samples(op: Any, kind: str) -> list[Any]:
-    """All of PyTorch's, of sizes of this kind; of its own where there are none of these."""
+    """All of PyTorch's samples, in sizes of this kind, or else in its own sizes."""
     dtype = torch.float32
     if not op.supports_dtype(dtype, "cpu"):
         supported = sorted(op.supported_dtypes("cpu"), key=lambda d: (d is not torch.int64, str(d)))
@@ -207,7 +207,7 @@ def all_samples(op: Any, kind: str) -> list[Any]:
 
 
 def _overruns(op: Any, sample: Any) -> bool:
-    """Whether it names more rows than it has at these sizes: `_segment_reduce` reads and writes beyond its tensors."""
+    """Whether the sample names more rows than it has: `_segment_reduce` reads and writes beyond its tensors."""
     if op.name != "_segment_reduce":
         return False
     rows = sample.input.size(sample.kwargs["axis"])
@@ -216,12 +216,12 @@ def _overruns(op: Any, sample: Any) -> bool:
 
 
 def same_inputs(sample: Any) -> str:
-    """What tells samples apart but for the values of tensors."""
+    """What distinguishes samples, except the values of tensors."""
 
-    def told(value: Any) -> Any:
+    def describe(value: Any) -> Any:
         return (tuple(value.shape), _strides(value), value.dtype, value.requires_grad) if _is_tensor(value) else value
 
-    return repr(tree_map(told, (sample.input, sample.args, sorted(sample.kwargs.items()))))
+    return repr(tree_map(describe, (sample.input, sample.args, sorted(sample.kwargs.items()))))
 
 
 def _strides(value: torch.Tensor) -> Any:
@@ -229,9 +229,9 @@ def _strides(value: torch.Tensor) -> Any:
 
 
 def written_negative(op: Any, sample: Any, equal: Callable[[Any], bool]) -> Any | None:
-    """The sample with each dimension written as a negative number; None where it has none.
+    """The sample with each dimension written as a negative number; None if it has none.
 
-    Whether a number is a dimension is found by trying: the result is the same then.
+    A number is a dimension if the result is the same with its negative.
     """
     from torch.testing._internal.opinfo.core import SampleInput
 
@@ -242,11 +242,11 @@ def written_negative(op: Any, sample: Any, equal: Callable[[Any], bool]) -> Any 
 
     def candidates(value: Any) -> Iterator[Any]:
         several = value if isinstance(value, (list, tuple)) else (value,)
-        if not several or not all(type(one) is int and 0 <= one <= first.dim() for one in several):
+        if not several or not all(type(number) is int and 0 <= number <= first.dim() for number in several):
             return
         for rank in dict.fromkeys((max(first.dim(), 1), first.dim() + 1)):
-            if all(one < rank for one in several):
-                moved = [one - rank for one in several]
+            if all(number < rank for number in several):
+                moved = [number - rank for number in several]
                 yield type(value)(moved) if isinstance(value, (list, tuple)) else moved[0]
 
     for holder, keys in ((args, range(len(args))), (kwargs, tuple(kwargs))):
@@ -265,22 +265,22 @@ def tried(
     op: Any, bench: Bench, skipped: set[tuple[str, int]], begun: Callable[[str, int], None], part: "Part"
 ) -> Found:
     """Samples of an operation, in all ways."""
-    found = Found({f"{kind} {word}": Case() for kind in part.kinds for word in WAYS})
-    known: set[str] = set()
+    result = Found({f"{kind} {word}": Case() for kind in part.kinds for word in WAYS})
+    inputs: set[str] = set()
     for kind in part.kinds:
         own = {same_inputs(sample): sample for sample in all_samples(op, kind)}
-        samples = [own[told] for told in own if told not in known]  # PyTorch's own sizes may have been tried
-        known.update(own)
+        samples = [own[key] for key in own if key not in inputs]  # PyTorch's own sizes may have been tried
+        inputs.update(own)
         for number in part.chosen(samples):
             begun(kind, number)
-            found.tried += 1
+            result.tried += 1
             if (kind, number) in skipped:
-                found.cases[f"{kind} whole"].wrong.append(f"sample {number}: HUNG or ended the process")
+                result.cases[f"{kind} whole"].wrong.append(f"sample {number}: HUNG or ended the process")
                 continue
-            by = {word: found.cases[f"{kind} {word}"] for word in WAYS}
+            by = {word: result.cases[f"{kind} {word}"] for word in WAYS}
             _try_sample(op, samples[number], bench, by, f"sample {number}")
-    found.known = len(known)
-    return found
+    result.known = len(inputs)
+    return result
 
 
 def _try_sample(op: Any, sample: Any, bench: Bench, by: dict[str, Case], title: str) -> None:
@@ -292,14 +292,14 @@ def _try_sample(op: Any, sample: Any, bench: Bench, by: dict[str, Case], title: 
         return
     tries = [("", sample, expected)]
 
-    def equal(other: Any) -> bool:
+    def equal(variant: Any) -> bool:
         try:
-            _, _, result = _called(op, other, lambda value: value.detach().clone() if _is_tensor(value) else value)
+            _, _, result = _called(op, variant, lambda value: value.detach().clone() if _is_tensor(value) else value)
         except Exception:
             return False
         outputs = cases.tensors_of(result)
         return len(outputs) == len(expected.outputs) and not any(
-            cases.difference(one, two, False) for one, two in zip(expected.outputs, outputs, strict=True)
+            cases.difference(first, second, False) for first, second in zip(expected.outputs, outputs, strict=True)
         )
 
     negative = None if expected.drawn else written_negative(op, sample, equal)
@@ -307,32 +307,32 @@ def _try_sample(op: Any, sample: Any, bench: Bench, by: dict[str, Case], title: 
         with contextlib.suppress(Exception):
             tries.append((" with negative dimensions", negative, bench.judged(op, negative)))
     done: set[tuple[MeshLayout, tuple[Placements, ...]]] = set()
-    given = [leaf for leaf in tree_leaves((sample.input, sample.args, sample.kwargs)) if _is_tensor(leaf)]
+    tensors = [leaf for leaf in tree_leaves((sample.input, sample.args, sample.kwargs)) if _is_tensor(leaf)]
     for word, (layout, placements) in WAYS.items():
-        lie = tuple(lies(value, placements) for value in given)
-        if (layout, lie) in done or (word != "whole" and all(p == R for each in lie for p in each)):
-            continue  # the same as another way
+        lie = tuple(lies(value, placements) for value in tensors)
+        if (layout, lie) in done or (word != "whole" and all(p == R for shards in lie for p in shards)):
+            continue  # the same as another layout
         done.add((layout, lie))
         case = by[word]
-        for suffix, each, wanted in tries:
-            outcome = bench.outcome(op, each, wanted, layout, lambda value, ps=placements: lies(value, ps))
+        for suffix, variant, reference in tries:
+            outcome = bench.outcome(op, variant, reference, layout, lambda value, ps=placements: lies(value, ps))
             if outcome == "ok":
                 case.right += 1
             elif outcome.startswith("WRONG"):
-                if len(case.wrong) < WRONG_KEPT:
-                    case.wrong.append(f"{title}{suffix}: {outcome} | {same_inputs(each)[:300]}")
+                if len(case.wrong) < WRONG_LIMIT:
+                    case.wrong.append(f"{title}{suffix}: {outcome} | {same_inputs(variant)[:300]}")
             else:
                 case.refused[outcome] = case.refused.get(outcome, 0) + 1
 
 
 def _of_process(names: list[str], skipped: dict[str, set[tuple[str, int]]], part: Part, out: int) -> None:
-    """What one process does: it says what it begins, and what it found."""
+    """The work of one process: reports each sample that it begins, and the results."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
 
-    def say(*what: Any) -> None:
-        os.write(out, (json.dumps(what) + "\n").encode())
+    def say(*message: Any) -> None:
+        os.write(out, (json.dumps(message) + "\n").encode())
 
     bench = Bench()
     for op in cases.operations():
@@ -345,9 +345,9 @@ def _of_process(names: list[str], skipped: dict[str, set[tuple[str, int]]], part
             say("begun", name, kind, number)
 
         started = time.process_time()
-        found = tried(op, bench, skipped.get(name, set()), begun, part)
+        result = tried(op, bench, skipped.get(name, set()), begun, part)
         faulthandler.cancel_dump_traceback_later()
-        say("done", name, asdict(found), round(time.process_time() - started, 2))
+        say("done", name, asdict(result), round(time.process_time() - started, 2))
 
 
 class Child:
@@ -360,23 +360,23 @@ class Child:
         self._start()
 
     def _start(self) -> None:
-        self.out, theirs = os.pipe()
+        self.out, child_out = os.pipe()
         self._text = b""
         self._pid = os.fork()
         if not self._pid:
             try:
                 os.close(self.out)
-                _of_process(self.names, self.skipped, self._part, theirs)
+                _of_process(self.names, self.skipped, self._part, child_out)
                 os._exit(0)
             except BaseException:
                 error = sys.exc_info()[1]
                 print(f"{type(error).__name__}: {str(error)[:300]}", file=sys.stderr)
             finally:
                 os._exit(4)
-        os.close(theirs)
+        os.close(child_out)
 
     def read(self) -> Iterator[tuple[str, Any, float]]:
-        """What it has found meanwhile."""
+        """The results since the last call."""
         data = os.read(self.out, 1 << 16)
         self._text += data
         *lines, self._text = self._text.split(b"\n")
@@ -394,11 +394,11 @@ class Child:
                 yield from self._go_on()
 
     def _go_on(self) -> Iterator[tuple[str, Any, float]]:
-        """Without the sample that ended it, or without the operation where it was none."""
+        """Restarts without the sample that ended it, or else without the operation."""
         name, size, number = self._begun or (self.names[0], "", -1)
         skipped = self.skipped.setdefault(name, set())
         if name not in self.names or (size, number) in skipped:
-            name = next(each for each in self.names)
+            name = next(iter(self.names))
             case = Case(wrong=["its samples ended the process"])
             self.names.remove(name)
             yield name, asdict(Found({f"{self._part.kinds[0]} whole": case})), 0.0
@@ -412,7 +412,7 @@ class Child:
 
 
 def found_of(names: Iterable[str], processes: int = 2, part: Part = Part()) -> Iterator[tuple[str, Any, float]]:
-    """What became of these operations, as they are done: by case, and the seconds it took."""
+    """The results of these operations as they come: by case, and the seconds taken."""
     waiting = deque(names)
     children: list[Child] = []
     try:
@@ -431,23 +431,23 @@ def found_of(names: Iterable[str], processes: int = 2, part: Part = Part()) -> I
 
 
 def main(path: str, names: str = "", most: str = "", kinds: str = "") -> None:
-    """Appends what is not there yet to the file."""
+    """Appends the missing results to the file."""
     file = Path(path)
-    known = {json.loads(line)[0] for line in file.read_text().splitlines()} if file.exists() else set()
-    wanted = [cases.name_of(op) for op in cases.operations()]
+    stored = {json.loads(line)[0] for line in file.read_text().splitlines()} if file.exists() else set()
+    targets = [cases.name_of(op) for op in cases.operations()]
     if names:
-        wanted = [name for name in wanted if name in names.split(",")]
+        targets = [name for name in targets if name in names.split(",")]
     begun, wrong = time.time(), 0
     part = Part(tuple(kinds.split(",")) if kinds else tuple(cases.SIZES), int(most or 0))
     processes = int(os.environ.get("PROCESSES", os.cpu_count() or 1))
     with file.open("a", buffering=1) as out:
-        for name, found, took in found_of([name for name in wanted if name not in known], processes, part):
-            out.write(json.dumps([name, found, took]) + "\n")
-            for case, each in found["cases"].items():
-                wrong += len(each["wrong"])
-                for one in each["wrong"]:
-                    print(f"{name} {case} {one}", flush=True)
-    print(f"{len(wanted)} operations, {wrong} wrong, {time.time() - begun:.0f} s", file=sys.stderr)
+        for name, result, took in found_of([name for name in targets if name not in stored], processes, part):
+            out.write(json.dumps([name, result, took]) + "\n")
+            for title, case in result["cases"].items():
+                wrong += len(case["wrong"])
+                for example in case["wrong"]:
+                    print(f"{name} {title} {example}", flush=True)
+    print(f"{len(targets)} operations, {wrong} wrong, {time.time() - begun:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ SIZES = {"even": {"S": 4, "M": 6, "L": 8, "XS": 2}, "uneven": {"S": 5, "M": 7, "
 
 
 class Draws(TorchDispatchMode):
-    """Notes whether random numbers are drawn: values cannot be compared then."""
+    """Records whether random numbers are drawn, since values cannot be compared then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Draws(TorchDispatchMode):
 
 
 def operations() -> list[Any]:
-    """All of them, in PyTorch's order."""
+    """All operations, in PyTorch's order."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     return list(op_db)
@@ -42,7 +42,7 @@ def name_of(op: Any) -> str:
 
 @contextlib.contextmanager
 def sizes(kind: str) -> Iterator[None]:
-    """Samples have dimensions of these sizes while this is entered."""
+    """Samples have dimensions of these sizes inside this context."""
     changed: list[tuple[types.ModuleType, str, int]] = []
     for module in [m for n, m in sys.modules.items() if n.startswith("torch.testing._internal") and m is not None]:
         for name, size in SIZES[kind].items():
@@ -69,7 +69,7 @@ def largest(tensors: Iterable[torch.Tensor | None]) -> float:
 
 
 def gradients_of(args: Any, kwargs: Any, result: Any) -> tuple[Any, ...]:
-    """Of the inputs: None for an input that the result does not depend on."""
+    """Gradients of the inputs: None for an input that the result does not depend on."""
     outputs = [t for t in tensors_of(result) if t.requires_grad]
     inputs = [t for t in tensors_of((args, kwargs)) if t.requires_grad and t.is_leaf]
     if not outputs or not inputs:
@@ -78,23 +78,23 @@ def gradients_of(args: Any, kwargs: Any, result: Any) -> tuple[Any, ...]:
     return torch.autograd.grad(losses, inputs, allow_unused=True)
 
 
-def difference(expected: torch.Tensor, found: torch.Tensor, drawn: bool, scale: float = 0.0) -> str:
-    """What differs, in words; of tensors that were drawn, only shapes and types are compared.
+def difference(expected: torch.Tensor, actual: torch.Tensor, drawn: bool, scale: float = 0.0) -> str:
+    """The difference in words; of random tensors, only shapes and types are compared.
 
-    Values are equal within rounding of numbers as large as `scale`: what cancels has no digits of its own.
+    Values are equal within rounding of numbers as large as `scale`, since cancelled terms leave no digits.
     """
-    if expected.shape != found.shape:
-        return f"shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
-    if expected.layout != found.layout:
-        return f"{found.layout} instead of {expected.layout}"
+    if expected.shape != actual.shape:
+        return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    if expected.layout != actual.layout:
+        return f"{actual.layout} instead of {expected.layout}"
     if expected.layout != torch.strided:
-        expected, found = expected.to_dense(), found.to_dense()
-    if expected.dtype != found.dtype:
-        return f"{found.dtype} instead of {expected.dtype}"
+        expected, actual = expected.to_dense(), actual.to_dense()
+    if expected.dtype != actual.dtype:
+        return f"{actual.dtype} instead of {expected.dtype}"
     if drawn:
         return ""
     wide = torch.complex128 if expected.is_complex() else torch.float64
-    one, other = expected.detach().to(wide), found.detach().to(wide)
-    if torch.allclose(one, other, 1e-3, max(1e-4, ROUNDING * scale), equal_nan=True):
+    first, second = expected.detach().to(wide), actual.detach().to(wide)
+    if torch.allclose(first, second, 1e-3, max(1e-4, ROUNDING * scale), equal_nan=True):
         return ""
-    return f"off by {(one - other).abs().max().item():.3g}"
+    return f"off by {(first - second).abs().max().item():.3g}"

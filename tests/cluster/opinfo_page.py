@@ -1,4 +1,4 @@
-"""docs/tensor-coverage.md, from what became of PyTorch's samples.
+"""docs/tensor-coverage.md, from the results of PyTorch's samples.
 
 `python -m tests.cluster.opinfo_page RESULTS…` writes it, from files that `python -m tests.cluster.opinfo_all` has made,
 each of other sizes.
@@ -61,24 +61,24 @@ Results = Mapping[str, Mapping[str, Any]]  # by operation: its cases, and how ma
 
 
 def results_of(paths: Iterable[str]) -> Results:
-    """What files say, together. Raises ValueError where two have the same case of an operation."""
-    found: dict[str, Any] = {}
+    """The results of all files. Raises ValueError if two have the same case of an operation."""
+    results: dict[str, Any] = {}
     for path in paths:
         for name, new, _ in map(json.loads, Path(path).read_text().splitlines()):
-            known = found.setdefault(name, {"cases": {}, "tried": 0, "known": 0})
-            if twice := known["cases"].keys() & new["cases"]:
+            entry = results.setdefault(name, {"cases": {}, "tried": 0, "known": 0})
+            if twice := entry["cases"].keys() & new["cases"]:
                 raise ValueError(f"{name}: {sorted(twice)} are in {path} and in another file")
-            known["cases"].update(new["cases"])
-            known["tried"] += new["tried"]
-            known["known"] += new["known"]
-    return found
+            entry["cases"].update(new["cases"])
+            entry["tried"] += new["tried"]
+            entry["known"] += new["known"]
+    return results
 
 
 def sorted_out(results: Results) -> Read:
-    """Operations by what became of them. Those with a wrong value are in none of the sets."""
+    """Operations by their outcome. Those with a wrong value are in none of the sets."""
     right, refused, untried = set(), set(), set()
-    for name, found in results.items():
-        cases = found["cases"].values()
+    for name, result in results.items():
+        cases = result["cases"].values()
         if any(case["wrong"] for case in cases):
             continue
         if any(case["refused"] for case in cases):
@@ -90,8 +90,8 @@ def sorted_out(results: Results) -> Read:
     return Read(frozenset(right), frozenset(refused), frozenset(untried))
 
 
-def said(outcome: str) -> str:
-    """An error as the page has it: without lines, addresses and the numbers of meshes."""
+def message_of(outcome: str) -> str:
+    """An error as the page shows it: without lines, addresses and the numbers of meshes."""
     text = outcome.partition(": ")[2]
     text = re.sub(r" \(at [^)]*\)", "", text)
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)
@@ -104,19 +104,19 @@ def page(results: Results) -> str:
     """The text of the page."""
     by = sorted_out(results)
     ways: dict[str, list[int]] = {}
-    for found in results.values():
-        for title, case in found["cases"].items():
+    for result in results.values():
+        for title, case in result["cases"].items():
             counts = ways.setdefault(title, [0, 0, 0])
             counts[0] += case["right"]
             counts[1] += sum(case["refused"].values())
             counts[2] += len(case["wrong"])
     kinds = list(dict.fromkeys(title.partition(" ")[0] for title in ways))
-    tried, known = (sum(found[count] for found in results.values()) for count in ("tried", "known"))
+    tried, total = (sum(result[count] for result in results.values()) for count in ("tried", "known"))
     text = HEAD.format(
         count=len(results),
         sizes=f" of {kinds[0]} sizes" if len(kinds) == 1 else "",
-        tried="all" if tried == known else f"{tried:,}",
-        known=known,
+        tried="all" if tried == total else f"{tried:,}",
+        known=total,
         cases=sum(right for right, _, _ in ways.values()),
         wrong=sum(wrong for _, _, wrong in ways.values()) or "none",
         right=len(by.right),
@@ -127,13 +127,13 @@ def page(results: Results) -> str:
     text += REFUSED
     for name in sorted(by.refused):
         cases = results[name]["cases"].values()
-        every = sum(case["right"] + sum(case["refused"].values()) for case in cases)
+        samples = sum(case["right"] + sum(case["refused"].values()) for case in cases)
         messages: dict[str, int] = {}
         for case in cases:
             for outcome, count in case["refused"].items():
-                messages[said(outcome)] = messages.get(said(outcome), 0) + count
+                messages[message_of(outcome)] = messages.get(message_of(outcome), 0) + count
         for message, count in messages.items():
-            text += f"| `{name}` | {'all' if count == every else f'{count} of {every}'} | {message} |\n"
+            text += f"| `{name}` | {'all' if count == samples else f'{count} of {samples}'} | {message} |\n"
     for title, names in (("Not tried", by.untried), ("Right in all cases", by.right)):
         listed = textwrap.fill(", ".join(f"`{name}`" for name in sorted(names)), 120, break_on_hyphens=False)
         text += f"\n## {title}\n\n{listed}\n"

@@ -1,4 +1,4 @@
-"""What every mover does, whatever processes it is between: one list of checks."""
+"""Checks that every mover passes, between any two processes."""
 
 import contextlib
 import os
@@ -46,9 +46,9 @@ class Holder(Actor):
 
     @endpoint
     def read(self, buffer: RDMABuffer) -> bytes:
-        mine = bytearray(buffer.size())
-        buffer.read_into(mine).get()
-        return bytes(mine)
+        data = bytearray(buffer.size())
+        buffer.read_into(data).get()
+        return bytes(data)
 
     @endpoint
     def length(self, value: Put[bytes]) -> int:
@@ -56,7 +56,7 @@ class Holder(Actor):
 
     @endpoint
     def held(self) -> int:
-        """Values of other hosts that this process has fetched for its own."""
+        """Number of values of other hosts that this process has fetched."""
         return len(service().puts._foreign)
 
     @endpoint
@@ -65,9 +65,9 @@ class Holder(Actor):
 
     @endpoint
     def limit_descriptors(self, count: int) -> int:
-        """With 3 nothing can be opened here; the result is how many could be until now."""
-        before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
+        """Limits open descriptors (with 3, nothing can be opened); returns the previous limit."""
+        before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
         return before
 
 
@@ -162,8 +162,8 @@ def a_forged_handle_gets_nothing(holder: Any) -> None:
 
 def what_is_for_reading_is_not_written_with_a_forged_handle_either(holder: Any) -> None:
     reading = holder.offer.call_one(100, 1, True).get(SOON).handle
-    first, *others = reading.secret
-    for secret in (reading.secret, bytes((first ^ 1, *others))):
+    first, *rest = reading.secret
+    for secret in (reading.secret, bytes((first ^ 1, *rest))):
         forged = buffer_of(msgspec.structs.replace(reading, readonly=False, secret=secret))
         with refused(RDMAError, PermissionError):
             forged.write_from(bytes(100)).get(SOON)

@@ -25,8 +25,8 @@ def fill_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def used_twice(table: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    found = functional.embedding(tokens, table)
-    return found * found + found
+    rows = functional.embedding(tokens, table)
+    return rows * rows + rows
 
 
 def one_minus(x: torch.Tensor) -> torch.Tensor:
@@ -35,12 +35,12 @@ def one_minus(x: torch.Tensor) -> torch.Tensor:
 
 
 def programs() -> dict[str, tuple[Program, list[torch.Tensor], list[Any], bool]]:
-    """Name -> the program, its inputs, how they lie, and whether gradients are compared, too."""
+    """Name -> the program, its inputs, their placements, and whether gradients are compared, too."""
     torch.manual_seed(0)
-    five, other, six = torch.rand(5, 4), torch.rand(5, 4), torch.rand(6, 4)
+    five, target, six = torch.rand(5, 4), torch.rand(5, 4), torch.rand(6, 4)
     pair: list[Any] = [S0, S0]
-    found: dict[str, tuple[Program, list[torch.Tensor], list[Any], bool]] = {
-        f"{loss.__name__} on uneven rows": (loss, [five, other], pair, False)
+    cases: dict[str, tuple[Program, list[torch.Tensor], list[Any], bool]] = {
+        f"{loss.__name__} on uneven rows": (loss, [five, target], pair, False)
         for loss in (
             functional.mse_loss,
             functional.smooth_l1_loss,
@@ -53,7 +53,7 @@ def programs() -> dict[str, tuple[Program, list[torch.Tensor], list[Any], bool]]
     image, kernel = torch.randn(4, 3, 8), torch.randn(6, 3, 3)
     logits, classes = torch.randn(5, 6), torch.tensor([0, 5, 2, 3, 1])
     tokens = torch.tensor([[0, 5], [2, 3], [1, 4]])
-    found |= {
+    cases |= {
         "gradient of binary_cross_entropy on even rows": (
             functional.binary_cross_entropy,
             [six, torch.rand(6, 4)],
@@ -71,7 +71,7 @@ def programs() -> dict[str, tuple[Program, list[torch.Tensor], list[Any], bool]]
         "cross_entropy on uneven rows": (functional.cross_entropy, [logits, classes], pair, True),
         "cosine_embedding_loss cut by columns": (
             lambda a, b: functional.cosine_embedding_loss(a, b, torch.ones_like(a.sum(1)).detach()),
-            [five, other],
+            [five, target],
             [S1, S1],
             True,
         ),
@@ -79,15 +79,15 @@ def programs() -> dict[str, tuple[Program, list[torch.Tensor], list[Any], bool]]
         "an operation without a rule": (torch.cdist, [six, torch.rand(6, 4)], pair, False),
         "uneven rows flattened": (lambda x: x.flatten() * 2, [five], [S0], True),
     }
-    return found
+    return cases
 
 
 def outcome(program: Program, tensors: list[torch.Tensor], make: Callable[..., Any], placements: list[Any],
-            whole: Callable[[Any], torch.Tensor], gradients: bool) -> str:  # fmt: skip
+            gather: Callable[[Any], torch.Tensor], gradients: bool) -> str:  # fmt: skip
     """ "right", "wrong" or "raises …"."""
 
-    def leaf(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        return made.requires_grad_(gradients and tensor.is_floating_point())
+    def leaf(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.requires_grad_(gradients and tensor.is_floating_point())
 
     local = [leaf(tensor, tensor.clone()) for tensor in tensors]
     expected = program(*local)
@@ -100,10 +100,9 @@ def outcome(program: Program, tensors: list[torch.Tensor], make: Callable[..., A
         if gradients:
             expected.square().sum().backward()
             result.square().sum().backward()
-            pairs += [(one.grad, other.grad) for one, other in zip(local, sharded, strict=True) if one.requires_grad]
+            pairs += [(a.grad, b.grad) for a, b in zip(local, sharded, strict=True) if a.requires_grad]
         same = [
-            one.shape == (got := whole(other)).shape and torch.allclose(one, got.to(one.dtype), 1e-3, 1e-5)
-            for one, other in pairs
+            a.shape == (full := gather(b)).shape and torch.allclose(a, full.to(a.dtype), 1e-3, 1e-5) for a, b in pairs
         ]
     except Exception as error:
         return f"raises {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:150]}"
@@ -111,7 +110,7 @@ def outcome(program: Program, tensors: list[torch.Tensor], make: Callable[..., A
 
 
 def outcomes(rank: int, store: str) -> dict[str, tuple[str, str]]:
-    """By program, what became of it on plain DTensors and on ours; runs on both of two processes that share a file."""
+    """By program, the outcome on plain DTensors and on ours; runs in each of two processes that share a file."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     wait = datetime.timedelta(seconds=20)
@@ -126,7 +125,7 @@ def outcomes(rank: int, store: str) -> dict[str, tuple[str, str]]:
     results = {}
     for name, (program, tensors, placements, gradients) in programs().items():
         before = outcome(program, tensors, plain, placements, lambda t: t.full_tensor(), gradients)
-        after = outcome(program, tensors, ours.place, placements, ours.whole, gradients)
+        after = outcome(program, tensors, ours.place, placements, ours.gathered, gradients)
         results[name] = before, after
     dist.barrier()
     return results

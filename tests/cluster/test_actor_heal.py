@@ -1,4 +1,4 @@
-"""heal_mesh where processes decide: set-up, environment, ranks that are stuck; the rest is in memory_network."""
+"""heal_mesh with real processes: set-up, environment, stuck ranks; the rest is in memory_network."""
 
 import os
 import signal
@@ -93,25 +93,25 @@ class Stuck(Actor):
     def hold(self) -> None:
         """Reacts to no interrupt: a C call that does not return."""
         os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(3600)  # another thread may be the first to be stopped, and this one go on for a moment
+        time.sleep(3600)  # another thread may stop first, and this one run for a moment
 
     @endpoint
-    def who(self) -> tuple[int, int]:
+    def identity(self) -> tuple[int, int]:
         return self.value, os.getpid()
 
 
 def test_ranks_that_react_to_nothing_are_killed_and_brought_back(own_procs: ProcMesh, faults: Faults) -> None:
     mesh: Any = own_procs.spawn("stuck", Stuck, 7)
-    first, second = mesh.who.call().get(SECONDS).values()
+    first, second = mesh.identity.call().get(SECONDS).values()
     future = mesh.slice(gpus=1).hold.call_one()
     assert heal_mesh(mesh.slice(gpus=1), timeout=SECONDS, kill=True) is not mesh
     with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
         future.get(SECONDS)
-    after = mesh.who.call().get(SECONDS).values()
+    after = mesh.identity.call().get(SECONDS).values()
     assert after[0] == first
     assert after[1][0] == 7
     assert after[1][1] != second[1]
-    assert faults.left() == []  # who killed it need not be told
+    assert faults.left() == []  # the killer gets no failure
 
 
 def test_a_holder_of_a_reference_can_have_ranks_killed_and_healed(own_procs: ProcMesh, faults: Faults) -> None:
@@ -121,10 +121,10 @@ def test_a_holder_of_a_reference_can_have_ranks_killed_and_healed(own_procs: Pro
             heal_mesh(mesh, kill=True, timeout=SECONDS)
 
     mesh: Any = own_procs.slice(gpus=1).spawn("stuck", Stuck, 8)
-    other: Any = own_procs.slice(gpus=0).spawn("other", Other)
-    before = mesh.who.call_one().get(SECONDS)
-    other.renew.call_one(mesh).get(SECONDS)
-    after = mesh.who.call_one().get(SECONDS)
+    holder: Any = own_procs.slice(gpus=0).spawn("other", Other)
+    before = mesh.identity.call_one().get(SECONDS)
+    holder.renew.call_one(mesh).get(SECONDS)
+    after = mesh.identity.call_one().get(SECONDS)
     assert (after[0], after[1] != before[1]) == (8, True)
     assert faults.left() == []
 

@@ -1,4 +1,4 @@
-"""Interrupts of endpoints: what they end, what is told of the rest, and that no answer is lost by them."""
+"""Interrupts of endpoints: what they end, what is reported of the rest, and that they lose no answer."""
 
 import os
 import time
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class Blocking(Actor):
-    """Sits where a test wants it to."""
+    """Blocks in a chosen place."""
 
     def __init__(self) -> None:
         self.ends = os.pipe()
@@ -28,8 +28,8 @@ class Blocking(Actor):
         time.sleep(600)
 
     @endpoint
-    def wait_for(self, other: Any, began: Any) -> None:
-        sleeping = other.sleep.call(began)
+    def wait_for(self, peers: Any, began: Any) -> None:
+        sleeping = peers.sleep.call(began)
         began.send(None)
         sleeping.get()
 
@@ -54,7 +54,7 @@ class BlockingAsync(Blocking):
         raise NotImplementedError
 
     @endpoint
-    async def wait_for(self, other: Any, began: Any) -> None:  # type: ignore[override]
+    async def wait_for(self, peers: Any, began: Any) -> None:  # type: ignore[override]
         raise NotImplementedError
 
     @endpoint
@@ -90,7 +90,7 @@ def test_an_interrupt_ends_a_sleep_and_a_wait_for_another_actor(duo: ProcMesh) -
         waits.get(SECONDS)
     interrupt(sleepers)
     assert waiters.quick.call().get(SECONDS).values() == [1, 1]
-    for _ in range(2):  # each of the two has been called by both: it sleeps again
+    for _ in range(2):  # both called each of the two, so it sleeps again
         receiver.recv().get(SECONDS)
     interrupt(sleepers)
     assert sleepers.quick.call().get(SECONDS).values() == [1, 1]
@@ -105,13 +105,13 @@ def test_an_endpoint_that_no_interrupt_ends_is_named_within_a_second(impatient: 
         read = actors.slice(gpus=1).read.call_one(port)
         receiver.recv().get(SECONDS)
         reactions = interrupted(actors._state, [0, 1])
-        idle, held = reactions[0], reactions[1]
+        idle, busy = reactions[0], reactions[1]
         assert idle is not None
         assert idle.call == ""
-        assert held is not None
-        assert not held.ended
-        assert held.endpoint == "read"
-        assert held.source == "os.read(self.ends[0], 1)"
+        assert busy is not None
+        assert not busy.ended
+        assert busy.endpoint == "read"
+        assert busy.source == "os.read(self.ends[0], 1)"
         assert not read.done()
         assert doing(actors._state, [1]).get(SECONDS)[1].seconds > 0.5
 
@@ -134,12 +134,12 @@ def test_interrupts_at_any_moment_lose_no_answer(duo: ProcMesh) -> None:
     actors = duo.spawn("quick", Blocking)
     actors.quick.call().get(SECONDS)
     until = time.monotonic() + 1.0
-    cut = 0
+    cuts = 0
     while time.monotonic() < until:
         futures = [actors.quick.call() for _ in range(20)]
         for _ in range(5):
             interrupt(actors)
-        cut += sum(future.exception(SECONDS) is not None for future in futures)
+        cuts += sum(future.exception(SECONDS) is not None for future in futures)
     assert actors.quick.call().get(SECONDS).values() == [1, 1]
 
 
@@ -162,7 +162,7 @@ class Sharding(Actor):
         size = 0
         while True:
             size = size % 60 + 1
-            tensor[:size].sum().add(1)  # rules are asked anew for each size
+            tensor[:size].sum().add(1)  # sharding rules run again for each size
 
     @endpoint
     def is_as_it_was(self) -> bool:

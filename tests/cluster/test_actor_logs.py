@@ -1,4 +1,4 @@
-"""What processes write, as values: every line, whose it is, and where it is kept."""
+"""Output of processes as values: every line, its process and its file."""
 
 import ctypes
 import logging
@@ -38,7 +38,7 @@ class Talker(Actor):
         print("from Python again")
 
     @endpoint
-    def logs(self) -> None:  # an endpoint of that name goes before mesh.logs
+    def logs(self) -> None:  # an endpoint of that name takes precedence over mesh.logs
         self.logger.info("an info")
         logging.getLogger("lib").warning("a warning")
         warnings.warn("a Python warning", stacklevel=1)
@@ -96,32 +96,32 @@ def talkers(eight: ProcMesh) -> Talker:
 
 
 def wait_for(mesh: ProcMesh, count: int, grep: str) -> list[str]:
-    """The texts of such lines, once there are so many; they come a moment after the reply."""
+    """The texts of matching lines, once there are `count`; they arrive a moment after the reply."""
     deadline = time.monotonic() + SECONDS
-    while len(found := mesh.logs(grep)) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count}: {mesh.logs()!r}"
+    while len(records := mesh.logs(grep)) < count:
+        assert time.monotonic() < deadline, f"{len(records)} of {count}: {mesh.logs()!r}"
         time.sleep(0.02)
-    return [record.text for record in found]
+    return [record.text for record in records]
 
 
 def in_files(mesh: ProcMesh) -> dict[int, str]:
-    """All that is in the log files of each rank, the oldest first."""
-    found = {}
+    """The contents of each rank's log files, oldest first."""
+    texts = {}
     for rank, path in mesh.logs().files.items():
         old = sorted(Path(path).parent.glob(f"{Path(path).name}.*"), reverse=True)
-        found[rank] = "".join(file.read_text() for file in (*old, Path(path)))
-    return found
+        texts[rank] = "".join(file.read_text() for file in (*old, Path(path)))
+    return texts
 
 
 def test_output_of_python_c_and_children_keeps_its_order_and_stream(eight, talkers) -> None:
-    one = eight.slice(gpus=1)
+    mesh = eight.slice(gpus=1)
     talkers.slice(gpus=1).everything.call_one().get(SECONDS)
-    wait_for(one, 6, "from")
-    out = [record.text for record in one.logs("from", stream="stdout")]
-    err = [record.text for record in one.logs("from", stream="stderr")]
+    wait_for(mesh, 6, "from")
+    out = [record.text for record in mesh.logs("from", stream="stdout")]
+    err = [record.text for record in mesh.logs("from", stream="stderr")]
     assert out == ["from Python", "from C", "from a child", "from Python again"]
     assert err == ["from Python's stderr", "from its stderr"]
-    calls = {record.call for record in one.logs("from")}
+    calls = {record.call for record in mesh.logs("from")}
     assert len(calls) == 1
     assert "" not in calls
     assert not eight.slice(gpus=slice(2, 8)).logs("from")
@@ -129,23 +129,23 @@ def test_output_of_python_c_and_children_keeps_its_order_and_stream(eight, talke
 
 def test_records_of_logging_and_warnings_have_their_level(eight, talkers) -> None:
     talkers.slice(gpus=0).logs.call_one().get(SECONDS)
-    one = eight.slice(gpus=0)
-    wait_for(one, 1, "printed")
-    found = one.logs(level="WARNING")
-    assert ["a warning" in found[0].text, "a Python warning" in found[1].text] == [True, True]
-    assert {record.level for record in found} == {logging.WARNING}
-    assert one.logs("printed")[0].level == 0
+    mesh = eight.slice(gpus=0)
+    wait_for(mesh, 1, "printed")
+    records = mesh.logs(level="WARNING")
+    assert ["a warning" in records[0].text, "a Python warning" in records[1].text] == [True, True]
+    assert {record.level for record in records} == {logging.WARNING}
+    assert mesh.logs("printed")[0].level == 0
 
 
 def test_each_call_has_its_own_lines_unlike_background_threads(eight, talkers) -> None:
-    one, talker = eight.slice(gpus=2), talkers.slice(gpus=2)
+    mesh, talker = eight.slice(gpus=2), talkers.slice(gpus=2)
     talker.say.call_one("first").get(SECONDS)
     talker.say.call_one("second").get(SECONDS)
     talker.background.call_one("from behind").get(SECONDS)
-    wait_for(one, 3, "first|second|from behind")
-    first, second, behind = (one.logs(text)[0].call for text in ("first", "second", "from behind"))
-    assert len({first, second, behind}) == 3
-    assert behind == ""
+    wait_for(mesh, 3, "first|second|from behind")
+    first, second, background = (mesh.logs(text)[0].call for text in ("first", "second", "from behind"))
+    assert len({first, second, background}) == 3
+    assert background == ""
 
 
 def test_a_process_that_user_code_forks_may_print(eight, talkers) -> None:
@@ -164,7 +164,7 @@ def test_lines_can_be_followed_and_listened_to(eight, talkers) -> None:
     assert [record.text for record in logs_of(talkers.slice(gpus=6), "news")] == ["news 1", "news 2"]
     followed.close()
     stop()
-    assert [one.text for one in heard if "news" in one.text] == ["news 1\n", "news 2\n"]
+    assert [line.text for line in heard if "news" in line.text] == ["news 1\n", "news 2\n"]
 
 
 @pytest.mark.slow
@@ -195,8 +195,8 @@ def test_sigkill_loses_no_line_and_the_failure_shows_the_last_ones(own_procs, fa
     assert wait_for(own_procs.slice(gpus=0), 3000, "line") == [f"line {number}" for number in range(3000)]
     with pytest.raises(SupervisionError) as caught:
         talkers.slice(gpus=1).crashes.call_one().get(SECONDS)
-    story = str(caught.value)
-    assert "about to crash" in story
-    assert "Fatal Python error: Segmentation fault" in story
-    assert "SIGSEGV" in story
+    text = str(caught.value)
+    assert "about to crash" in text
+    assert "Fatal Python error: Segmentation fault" in text
+    assert "SIGSEGV" in text
     assert {faults.next().crashed_ranks[0] for _ in range(2)} == {0, 1}

@@ -11,11 +11,11 @@ from monarch_nb.actor import Actor, Channel, Port, ProcMesh, endpoint, this_host
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
-Said = tuple[float, str]  # when, on the clock that all processes share, and what
+Message = tuple[float, str]  # time, on the clock that all processes share, and text
 
 
 class Child(Actor):
-    def __init__(self, port: Port[Said] | None = None, name: str = "child") -> None:
+    def __init__(self, port: Port[Message] | None = None, name: str = "child") -> None:
         self.port = port
         self.name = name
 
@@ -29,7 +29,7 @@ class Child(Actor):
 
 
 class Parent(Actor):
-    def __init__(self, port: Port[Said] | None = None) -> None:
+    def __init__(self, port: Port[Message] | None = None) -> None:
         self.port = port
         self.procs: Any = None
 
@@ -41,8 +41,8 @@ class Parent(Actor):
 
     @endpoint
     def spawn_here(self) -> Any:
-        self.near = this_proc().spawn("near", Child, self.port, "near child")
-        return self.near
+        self.child = this_proc().spawn("near", Child, self.port, "near child")
+        return self.child
 
     @endpoint
     def grand(self) -> list[int]:
@@ -59,7 +59,7 @@ class Parent(Actor):
 
 
 class AsyncParent(Actor):
-    def __init__(self, port: Port[Said]) -> None:
+    def __init__(self, port: Port[Message]) -> None:
         self.port = port
 
     @endpoint
@@ -72,12 +72,12 @@ class AsyncParent(Actor):
         self.port.send((time.monotonic(), "parent cleaned up"))
 
 
-def all_said(receiver: Any, count: int) -> list[str]:
-    """In the order in which it was said: what different processes send may arrive in any."""
+def receive(receiver: Any, count: int) -> list[str]:
+    """Texts in the order of sending; those of different processes may arrive in any order."""
     return [text for _, text in sorted(receiver.recv().get(20) for _ in range(count))]
 
 
-def gone(pid: int) -> bool:
+def exited(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -88,37 +88,37 @@ def gone(pid: int) -> bool:
 def test_an_actor_spawns_real_processes_on_its_host(quad: ProcMesh) -> None:
     parent: Any = quad.slice(gpus=0).spawn("parent", Parent)
     pids = parent.spawn_processes.call_one(2).get(30)
-    mine = parent.pid.call_one().get(20)
-    assert len({pid for pid, _ in pids} | {mine, os.getpid()}) == 4
+    parent_pid = parent.pid.call_one().get(20)
+    assert len({pid for pid, _ in pids} | {parent_pid, os.getpid()}) == 4
     parent.stop().get(30)
-    assert all(gone(pid) for pid, _ in pids)
+    assert all(exited(pid) for pid, _ in pids)
 
 
 def test_children_end_before_their_owner_cleans_up(quad: ProcMesh) -> None:
-    port, receiver = Channel[Said].open()
+    port, receiver = Channel[Message].open()
     parent: Any = quad.slice(gpus=0).spawn("parent", Parent, port)
     parent.spawn_processes.call_one(2).get(30)
     parent.spawn_here.call_one().get(20)
     parent.stop().get(30)
-    told = all_said(receiver, 4)
-    assert sorted(told[:3]) == ["far child cleaned up, None"] * 2 + ["near child cleaned up, None"]
-    assert told[3] == "parent cleaned up"
+    messages = receive(receiver, 4)
+    assert sorted(messages[:3]) == ["far child cleaned up, None"] * 2 + ["near child cleaned up, None"]
+    assert messages[3] == "parent cleaned up"
 
 
 def test_children_of_an_async_actor_end_before_it_cleans_up(quad: ProcMesh) -> None:
-    port, receiver = Channel[Said].open()
+    port, receiver = Channel[Message].open()
     parent: Any = quad.slice(gpus=1).spawn("parent", AsyncParent, port)
     pid = parent.spawn.call_one().get(30)
     parent.stop().get(30)
-    assert all_said(receiver, 2) == ["child cleaned up, None", "parent cleaned up"]
-    assert gone(pid)
+    assert receive(receiver, 2) == ["child cleaned up, None", "parent cleaned up"]
+    assert exited(pid)
 
 
 def test_a_whole_tree_ends_with_its_root(quad: ProcMesh) -> None:
-    port, receiver = Channel[Said].open()
+    port, receiver = Channel[Message].open()
     parent: Any = quad.slice(gpus=2).spawn("parent", Parent, port)
     (pid,) = parent.grand.call_one().get(30)
     parent.stop().get(30)
-    told = all_said(receiver, 3)
-    assert told == ["far child cleaned up, None", "parent cleaned up", "parent cleaned up"]
-    assert gone(pid)
+    messages = receive(receiver, 3)
+    assert messages == ["far child cleaned up, None", "parent cleaned up", "parent cleaned up"]
+    assert exited(pid)

@@ -1,4 +1,4 @@
-"""Stops of processes, and of actors that do not end by themselves: time, then an interrupt, then they are given up."""
+"""Stops of processes, and of actors that do not end by themselves: they get time, an interrupt, and are abandoned."""
 
 import threading
 import time
@@ -25,8 +25,8 @@ class Witness(Actor):
         self.seen: list[str] = []
 
     @endpoint
-    def see(self, what: str) -> None:
-        self.seen.append(what)
+    def see(self, message: str) -> None:
+        self.seen.append(message)
 
     @endpoint
     def all(self) -> list[str]:
@@ -34,13 +34,13 @@ class Witness(Actor):
 
 
 class Unending(Actor):
-    """Does one thing in `__init__`, or in `__cleanup__`, for ever."""
+    """Never returns from `__init__` or from `__cleanup__`."""
 
-    def __init__(self, where: str, how: str, witness: Any, port: Port[str]) -> None:
-        self.where, self.how = where, how
+    def __init__(self, stage: str, how: str, witness: Any, port: Port[str]) -> None:
+        self.stage, self.how = stage, how
         witness.see.broadcast("sent while it began")
         port.send("began")
-        if where == "init":
+        if stage == "init":
             self.go_on()
 
     def go_on(self) -> None:
@@ -57,7 +57,7 @@ class Unending(Actor):
         return "pong"
 
     def __cleanup__(self, exc: Exception | None) -> None:
-        if self.where == "cleanup":
+        if self.stage == "cleanup":
             self.go_on()
 
 
@@ -102,7 +102,7 @@ def test_a_stop_ends_a_constructor_that_never_returns(hasty: ProcMesh, kind: Any
 
 
 class Tidies(Actor):
-    """Its clean-up takes longer than it should, in one way or another."""
+    """Its clean-up takes too long, in one of several ways."""
 
     def __init__(self, how: str, file: str) -> None:
         self.how, self.file = how, file
@@ -111,9 +111,9 @@ class Tidies(Actor):
     def ping(self) -> str:
         return "pong"
 
-    def note(self, what: str) -> None:
-        with open(self.file, "a") as said:
-            said.write(f"{what}\n")
+    def note(self, word: str) -> None:
+        with open(self.file, "a") as output:
+            output.write(f"{word}\n")
 
     def spin(self) -> None:
         while self.how == "spins":  # not below: Python 3.13's jumps back lie outside of the `try` that they are in
@@ -136,25 +136,25 @@ class Tidies(Actor):
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("sleeps", "interrupted"), ("spins", "interrupted"), ("blocks", ""), ("is done", "is done")]
+    ("how", "note"), [("sleeps", "interrupted"), ("spins", "interrupted"), ("blocks", ""), ("is done", "is done")]
 )
 def test_clean_up_gets_its_time_then_an_interrupt_then_is_abandoned(
-    hasty: ProcMesh, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, said: str
+    hasty: ProcMesh, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, note: str
 ) -> None:
-    file = tmp_path / "said"
+    file = tmp_path / "notes"
     mesh: Any = hasty.spawn("tidy", Tidies, how, str(file))
     assert mesh.ping.call().get(20).values() == ["pong"]
     began = time.monotonic()
     mesh.stop().get(20)
     assert time.monotonic() - began < 8
-    assert file.read_text().split("\n") == ["begins", *([said] if said else []), ""]
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    if said:
-        assert told == []
+    assert file.read_text().split("\n") == ["begins", *([note] if note else []), ""]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    if note:
+        assert warnings == []
     else:
-        assert len(told) == 1
-        assert told[0].startswith("tidy was stopped, but its __cleanup__ on ")
-        assert "hasty.stop()" in told[0]
+        assert len(warnings) == 1
+        assert warnings[0].startswith("tidy was stopped, but its __cleanup__ on ")
+        assert "hasty.stop()" in warnings[0]
     with pytest.raises(SupervisionError, match="stopped"):
         mesh.ping.call().get(20)
     assert hasty.spawn("next", Stoppable).ping.call().get(20)  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ def test_processes_do_not_wait_long_for_a_constructor_that_never_returns() -> No
         assert receiver.recv().get(40) == "began"
         began = time.monotonic()
         procs.stop().get(40)
-        assert time.monotonic() - began < 6  # of the ten that what runs may take
+        assert time.monotonic() - began < 6  # of the ten seconds for a running endpoint
 
 
 def test_a_clean_up_that_never_returns_does_not_delay_a_stop(hasty: ProcMesh) -> None:

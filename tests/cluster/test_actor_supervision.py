@@ -1,4 +1,4 @@
-"""Owners are told of processes that die, with their signal, and take theirs along when they die themselves."""
+"""Owners learn of processes that die, with the signal; the processes of a dead owner end, too."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ class Owner(Actor):
     def make_processes(self) -> Any:
         self.procs = this_host().spawn_procs(per_host={"gpus": 2}, name="nested")
         self.children = self.procs.spawn("children", Child)
-        self.children.initialized.get(20)  # one that dies before is a death of its process alone
+        self.children.initialized.get(20)  # an earlier death counts for its process alone
         return self.children
 
     @endpoint

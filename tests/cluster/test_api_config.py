@@ -1,4 +1,4 @@
-"""What is configured reaches the processes that are spawned later, and is what their engine goes by."""
+"""Settings reach the processes that are spawned later, and control their engine."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from tests.cluster.fault_tools import spawned
 pytestmark = pytest.mark.timeout(120)
 
 
-class Told(Actor):
+class Reporter(Actor):
     @endpoint
     def config(self) -> dict[str, Any]:
         return config.get_global_config()
@@ -42,8 +42,8 @@ class Told(Actor):
     @endpoint
     def nested(self) -> str:
         with spawned(this_host(), 1, "nested") as procs:
-            told: Any = procs.spawn("told", Told)
-            return str(told.config.call_one().get(20)["cleanup_timeout"])
+            reporter: Any = procs.spawn("reporter", Reporter)
+            return str(reporter.config.call_one().get(20)["cleanup_timeout"])
 
     @endpoint
     def lines(self, count: int) -> int:
@@ -81,22 +81,22 @@ def unchanged() -> Iterator[None]:
 def test_settings_reach_processes_spawned_later_and_those_that_they_spawn() -> None:
     with (
         config.configured(cleanup_timeout="7s", tail_log_lines=3, default_transport="tcp"),
-        spawned(this_host(), 1, "told") as procs,
+        spawned(this_host(), 1, "reporter") as procs,
     ):
-        told: Any = procs.spawn("told", Told)
-        there = told.config.call_one().get(20)
-        here = config.get_global_config()
-        assert there == here
-        assert told.runtime_config.call_one().get(20) == {}
-        assert told.environment.call_one().get(20) == []
-        assert told.nested.call_one().get(40) == "7s"
+        reporter: Any = procs.spawn("reporter", Reporter)
+        remote = reporter.config.call_one().get(20)
+        local = config.get_global_config()
+        assert remote == local
+        assert reporter.runtime_config.call_one().get(20) == {}
+        assert reporter.environment.call_one().get(20) == []
+        assert reporter.nested.call_one().get(40) == "7s"
 
 
 def test_a_failure_tells_as_many_last_lines_as_are_asked_for(faults: Faults) -> None:
     def failure(lines: int) -> MeshFailure:
         with config.configured(tail_log_lines=lines), spawned(this_host(), 1, "noisy") as procs:
-            told: Any = procs.spawn("told", Told)
-            os.kill(told.lines.call_one(30).get(20), signal.SIGKILL)
+            reporter: Any = procs.spawn("reporter", Reporter)
+            os.kill(reporter.lines.call_one(30).get(20), signal.SIGKILL)
             return faults.next()
 
     assert failure(2).last_lines == ("line 28", "line 29")
@@ -106,28 +106,28 @@ def test_a_failure_tells_as_many_last_lines_as_are_asked_for(faults: Faults) -> 
 def test_an_actor_that_ignores_its_stop_is_interrupted_after_the_timeout() -> None:
     config.configure(stop_actor_timeout="100ms")
     with spawned(this_host(), 1, "busy") as procs:
-        told: Any = procs.spawn("told", Told)
-        held = told.hold.call_one(30)
+        reporter: Any = procs.spawn("reporter", Reporter)
+        call = reporter.hold.call_one(30)
         began = time.monotonic()
-        told.stop().get(20)
+        reporter.stop().get(20)
         assert time.monotonic() - began < 15
-        assert held.exception(20) is not None
+        assert call.exception(20) is not None
 
 
 def test_messages_that_are_too_large_are_refused_by_the_sender() -> None:
     with config.configured(codec_max_frame_length=100_000), spawned(this_host(), 1, "small") as procs:
-        told: Any = procs.spawn("told", Told)
+        reporter: Any = procs.spawn("reporter", Reporter)
         with pytest.raises(MessageTooLargeError, match=r"200,\d+ bytes is larger than codec_max_frame_length"):
-            told.take.call_one(b"x" * 200_000)
-        assert told.take.call_one(b"x" * 1000).get(20) == 1000
+            reporter.take.call_one(b"x" * 200_000)
+        assert reporter.take.call_one(b"x" * 1000).get(20) == 1000
         with pytest.raises(Exception, match=r"MessageTooLargeError: a message of 200,\d+ bytes") as answer:
-            told.give.call_one(200_000).get(20)
+            reporter.give.call_one(200_000).get(20)
         assert not isinstance(answer.value, SupervisionError)
 
 
 def test_values_that_stay_in_a_process_have_no_size_limit() -> None:
     with config.configured(codec_max_frame_length=100_000):
-        local: Any = this_proc().spawn("local", Told)
+        local: Any = this_proc().spawn("local", Reporter)
         assert local.take.call_one(b"x" * 200_000).get(20) == 200_000
         assert len(local.give.call_one(200_000).get(20)) == 200_000
         port, receiver = Channel[bytes].open()
@@ -138,11 +138,11 @@ def test_values_that_stay_in_a_process_have_no_size_limit() -> None:
 
 def test_a_port_bounds_what_it_sends_to_another_process() -> None:
     with config.configured(codec_max_frame_length=100_000), spawned(this_host(), 1, "ports") as procs:
-        told: Any = procs.spawn("told", Told)
+        reporter: Any = procs.spawn("reporter", Reporter)
         port, receiver = Channel[bytes].open()
         with pytest.raises(Exception, match=r"MessageTooLargeError: a message of 200,\d+ bytes"):
-            told.tell.call_one(port, 200_000).get(20)
-        told.tell.call_one(port, 1000).get(20)
+            reporter.tell.call_one(port, 200_000).get(20)
+        reporter.tell.call_one(port, 1000).get(20)
         assert len(receiver.recv().get(20)) == 1000
 
 
@@ -151,7 +151,7 @@ class Slow(Actor):
         time.sleep(2)
 
     @endpoint
-    def here(self) -> bool:
+    def ping(self) -> bool:
         return True
 
 
@@ -161,4 +161,4 @@ def test_a_constructor_may_take_its_time_unless_a_limit_is_set() -> None:
             late: Any = procs.spawn("late", Slow)
             with pytest.raises(RuntimeError, match=r"late\.__init__ has not ended within 0\.2 s"):
                 late.initialized.get(20)
-        assert late.here.call_one().get(20)  # it came all the same
+        assert late.ping.call_one().get(20)  # the constructor has ended all the same

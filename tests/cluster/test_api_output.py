@@ -1,4 +1,4 @@
-"""What the processes of a script write is written where the script runs."""
+"""Output of a script's processes appears in that of the script."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Endpoints in spans, where a process records any."""
+"""Endpoints run in spans, if a process records them."""
 
 import contextlib
 from typing import Any
@@ -13,7 +13,7 @@ _exporter: Any = None
 
 
 def record() -> None:
-    """Sets tracing up in the process that this is called in."""
+    """Sets tracing up in the calling process."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -47,7 +47,7 @@ class Watched(Actor):
     @endpoint(instrument=False)
     def spans(self) -> list[tuple[str, str, bool]]:
         return [
-            (each.name, each.attributes["monarch.actor"], each.status.is_ok) for each in _exporter.get_finished_spans()
+            (item.name, item.attributes["monarch.actor"], item.status.is_ok) for item in _exporter.get_finished_spans()
         ]
 
 
@@ -56,18 +56,18 @@ Ids = tuple[str, str, str]  # name, trace, parent
 
 def ids(exporter: Any) -> list[Ids]:
     return [
-        (each.name, f"{each.context.trace_id:032x}", "" if each.parent is None else f"{each.parent.span_id:016x}")
-        for each in exporter.get_finished_spans()
+        (entry.name, f"{entry.context.trace_id:032x}", "" if entry.parent is None else f"{entry.parent.span_id:016x}")
+        for entry in exporter.get_finished_spans()
     ]
 
 
 class Middle(Actor):
-    """Records nothing itself, and calls one that does."""
+    """Records nothing itself, and calls an actor that does."""
 
     @endpoint
-    def ask(self, other: Any) -> list[Ids]:
-        other.work.call_one().get(20)
-        return list(other.ids.call_one().get(20))
+    def ask(self, target: Any) -> list[Ids]:
+        target.work.call_one().get(20)
+        return list(target.ids.call_one().get(20))
 
 
 class Far(Actor):
@@ -92,7 +92,7 @@ class Waiting(Actor):
 
     @endpoint(instrument=False)
     async def spans(self) -> list[str]:
-        return [each.name for each in _exporter.get_finished_spans()]
+        return [entry.name for entry in _exporter.get_finished_spans()]
 
 
 def test_endpoints_run_in_spans_named_after_them(own_procs: ProcMesh) -> None:
@@ -103,8 +103,8 @@ def test_endpoints_run_in_spans_named_after_them(own_procs: ProcMesh) -> None:
     watched.quiet.call_one().get(20)
     with contextlib.suppress(Exception):
         watched.fail.call_one().get(20)
-    who = f"<root>.<{Watched.__module__}.Watched watched>"
-    assert watched.spans.call_one().get(20) == [("inside", who, True), ("work", who, True), ("fail", who, False)]
+    actor = f"<root>.<{Watched.__module__}.Watched watched>"
+    assert watched.spans.call_one().get(20) == [("inside", actor, True), ("work", actor, True), ("fail", actor, False)]
     waiting: Any = own_procs.slice(gpus=0).spawn("waiting", Waiting)
     waiting.work.call_one().get(20)
     assert waiting.spans.call_one().get(20)[-1] == "work"
@@ -112,7 +112,7 @@ def test_endpoints_run_in_spans_named_after_them(own_procs: ProcMesh) -> None:
 
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """This process records too; other tests find no trace of it."""
+    """Makes this process record too, until the end of the test."""
     from opentelemetry import trace
 
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
@@ -132,11 +132,11 @@ def test_spans_of_other_processes_are_children_of_the_callers(own_procs: ProcMes
     middle: Any = own_procs.slice(gpus=1).spawn("middle", Middle)
     far.begin.call_one().get(20)
     with span("outer"):
-        found = middle.ask.call_one(far).get(20)
+        spans = middle.ask.call_one(far).get(20)
     [outer] = recording.get_finished_spans()
     trace_id, span_id = f"{outer.context.trace_id:032x}", f"{outer.context.span_id:016x}"
-    by_name = {name: (trace, parent) for name, trace, parent in found}
-    assert by_name["work"] == (trace_id, span_id)  # handed on by the one in the middle
+    by_name = {name: (trace, parent) for name, trace, parent in spans}
+    assert by_name["work"] == (trace_id, span_id)  # passed on by the middle actor
     assert by_name["deep"][0] == trace_id
     assert by_name["deep"][1] not in ("", span_id)  # it is a child of "work"
 

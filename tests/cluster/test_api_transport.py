@@ -28,7 +28,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "kept", "said"),
+    ("requested", "transport", "warning"),
     [
         ("ipc", "ChannelTransport.Unix", ""),
         ("tcp", "ChannelTransport.TcpWithHostname", ""),
@@ -38,12 +38,12 @@ except RuntimeError as error:
         ("tcp://127.0.0.1:8080", "tcp://127.0.0.1:8080", ""),
     ],
 )
-def test_a_transport_is_enabled_once(wanted: str, kept: str, said: str) -> None:
+def test_a_transport_is_enabled_once(requested: str, transport: str, warning: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", TRANSPORTS, wanted], check=True, capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", TRANSPORTS, requested], check=True, capture_output=True, text=True, timeout=50
     )
     first, second, third = done.stdout.splitlines()
-    assert first == kept
+    assert first == transport
     assert "only one transport" in second
     assert "must come before any other call" in third
-    assert said in done.stderr
+    assert warning in done.stderr

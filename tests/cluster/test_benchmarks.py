@@ -1,4 +1,4 @@
-"""`make bench` runs, and says what it measured; how fast is not a test's business."""
+"""`make bench` runs and reports its measurements; speed is not tested."""
 
 import json
 import os
@@ -39,22 +39,22 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
         *("import to first reply, cold", "spawn to first reply, cold", "load_ext to first reply, cold"),
         *("death told", "death healed", "controller, one more actor"),
         *("idle proc", "idle proc runs", "idle controller runs"),
-        *(f"scale: {what}" for what in ("spawned", "all called", "told", "healed", "stopped")),
-        *(f"debug: {count} stops {what}" for count in (8, 64) for what in ("shown", "answered")),
+        *(f"scale: {name}" for name in ("spawned", "all called", "told", "healed", "stopped")),
+        *(f"debug: {count} stops {name}" for count in (8, 64) for name in ("shown", "answered")),
         *("logs", "call_one, idle", "call_one, 8 ranks write"),
         *("debug: unattached", "debug: frames kept"),
         *("faces: reducer", "faces: nobody looks"),
-        *(f"data: {what}" for what in ("memcpy 256 MB", "read 256 MB", "write 256 MB", "read 64 B", "batch")),
+        *(f"data: {name}" for name in ("memcpy 256 MB", "read 256 MB", "write 256 MB", "read 64 B", "batch")),
         *(
-            f"ranks: {what}, {size}"
-            for what in ("activated", "adds", "add", "fetch", "call", "step issued", "step", "compiled", "worker")
+            f"ranks: {name}, {size}"
+            for name in ("activated", "adds", "add", "fetch", "call", "step issued", "step", "compiled", "worker")
             for size in (1, 4)
         ),
         *("tensors: add", "tensors: add in place", "tensors: add with gradient", "tensors: item"),
         *("tensors: item, of a call", "tensors: 1 GB, memory here"),
         *("tensors: step, torchrun", "tensors: step", "tensors: step, of torchrun's"),
-        *(f"sync: {what}" for what in ("weights", "learner's step", "feed", "feed, controller", "state dict", "bulk")),
-        *(f"sight: {what}, installed" for what in ("killed", "busy", "stopped")),
+        *(f"sync: {name}" for name in ("weights", "learner's step", "feed", "feed, controller", "state dict", "bulk")),
+        *(f"sight: {name}, installed" for name in ("killed", "busy", "stopped")),
     } == set(report["figures"]["ours"])
     readable = written.with_suffix(".md").read_text(encoding="utf-8")
     for title in report["targets"]:

@@ -69,19 +69,19 @@ def test_without_a_command_the_usage_is_an_error() -> None:
 def test_the_doctor_finds_this_machine_and_its_kernel_well() -> None:
     done = cli("doctor", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    here = {finding.about: finding for each in findings(done).values() for finding in each}
-    assert {"Python", "versions", "open files", "shared memory", "ports", "a process", "kernel", "comm"} <= here.keys()
-    assert [finding for finding in here.values() if finding.level == "error"] == []
-    assert "load_ext" in here["kernel"].found
+    rows = {finding.about: finding for group in findings(done).values() for finding in group}
+    assert {"Python", "versions", "open files", "shared memory", "ports", "a process", "kernel", "comm"} <= rows.keys()
+    assert [finding for finding in rows.values() if finding.level == "error"] == []
+    assert "load_ext" in rows["kernel"].found
 
 
 @pytest.mark.slow
 def test_the_doctor_looks_at_attached_hosts_with_their_key(agent: str, tmp_path: Path) -> None:
     done = cli("doctor", agent, "--key", str(tmp_path / "job.key"), "--json", "--no-kernel")
     assert done.returncode == 0, done.stdout + done.stderr
-    there = {finding.about: finding for finding in findings(done)[agent]}
-    assert {"name", "port", "agent", "key", "a process", "Python", "versions", "open files"} <= there.keys()
-    assert [finding for finding in there.values() if finding.level == "error"] == []
+    rows = {finding.about: finding for finding in findings(done)[agent]}
+    assert {"name", "port", "agent", "key", "a process", "Python", "versions", "open files"} <= rows.keys()
+    assert [finding for finding in rows.values() if finding.level == "error"] == []
 
 
 @pytest.mark.slow
@@ -121,11 +121,11 @@ def test_agents_at_terminals_say_how_to_attach_and_end_on_interrupt(tmp_path: Pa
     agent = subprocess.Popen(command, stdin=its_end, stdout=its_end, stderr=subprocess.PIPE)
     os.close(its_end)
     try:
-        said = ""
-        while "Ctrl-C" not in said:
-            said += os.read(terminal, 4096).decode()
-        assert f'attach_hosts(["{address}"], key="{key}")' in said.replace("\r\n", "\n")
-        assert "{" not in said
+        output = ""
+        while "Ctrl-C" not in output:
+            output += os.read(terminal, 4096).decode()
+        assert f'attach_hosts(["{address}"], key="{key}")' in output.replace("\r\n", "\n")
+        assert "{" not in output
         agent.send_signal(signal.SIGINT)
         assert agent.wait(20) == 0
     finally:
@@ -140,9 +140,9 @@ def test_agents_at_terminals_say_how_to_attach_and_end_on_interrupt(tmp_path: Pa
 def test_lists_of_nothing_say_what_to_do(
     tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(folders, "_places", lambda: [tmp_path])  # other tests have jobs of their own in the usual ones
+    monkeypatch.setattr(folders, "_places", lambda: [tmp_path])  # other tests have jobs in the usual folders
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "no job runs, and there is no monarch.toml" in said or "no mesh was left: mesh.detach()" in said
+    output = capsys.readouterr().out
+    assert "no job runs, and there is no monarch.toml" in output or "no mesh was left: mesh.detach()" in output

@@ -30,7 +30,7 @@ TIMES = pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.
 
 @pytest.fixture(scope="module", autouse=True)
 def short_window() -> Iterator[None]:
-    """Procs are born with torch, as those of users."""
+    """Procs start with torch, like those of users."""
     with pytest.MonkeyPatch.context() as patch, configured(call_error_window="300ms"):
         patch.delenv("MONARCH_NB_PRELOAD", raising=False)
         yield
@@ -80,7 +80,7 @@ def trainers(procs: ProcMesh) -> Any:
     return procs.spawn("trainers", Trainer)
 
 
-def fails_and_goes_on(trainers: Any, kind: str, fail_at: int = 2) -> None:
+def fail_and_retry(trainers: Any, kind: str, fail_at: int = 2) -> None:
     with pytest.raises(ActorError, match="nan in batch") as caught:
         trainers.train.call(kind, fail_at).get(SOON)
     assert isinstance(caught.value.exception, ValueError)
@@ -95,12 +95,12 @@ def fails_and_goes_on(trainers: Any, kind: str, fail_at: int = 2) -> None:
 def test_ranks_waiting_for_one_that_raised_are_freed_and_may_retry(trainers: Any, kind: str, times: int) -> None:
     before = trainers.pid.call().get(SOON).values()
     for number in range(times):
-        fails_and_goes_on(trainers, kind, (number + 2) % 4)
+        fail_and_retry(trainers, kind, (number + 2) % 4)
     assert trainers.pid.call().get(SOON).values() == before
 
 
 class Joiner(Actor):
-    """Makes groups, some of them not with all ranks."""
+    """Makes groups, some of them of a few ranks."""
 
     @endpoint
     def begin(self, leaves: int) -> int:
@@ -135,7 +135,7 @@ class Joiner(Actor):
 
     @endpoint
     def steps(self, begun: Any, go: str) -> int:
-        """All-reduces in its own group, until there is a file."""
+        """All-reduces in its own group, until the file exists."""
         total, steps = torch.zeros(1), 0
         while not total.item():
             total = torch.tensor([float(os.path.exists(go))])
@@ -146,7 +146,7 @@ class Joiner(Actor):
         return steps
 
 
-@pytest.mark.parametrize("leaves", [0, 2])  # 0 has the store, which is not there then
+@pytest.mark.parametrize("leaves", [0, 2])  # rank 0 has the store, which is missing then
 def test_ranks_waiting_for_a_rank_to_join_are_freed(procs: ProcMesh, leaves: int) -> None:
     joiners: Any = procs.spawn(f"joiners_{leaves}", Joiner)
     with pytest.raises(ActorError) as caught:
@@ -173,8 +173,8 @@ def test_collectives_of_another_call_in_the_same_processes_go_on(
     going = healthy.steps.call(port, str(tmp_path / "go"))
     for _ in range(3):
         receiver.recv().get(SOON)
-    fails_and_goes_on(trainers, "ddp")
-    fails_and_goes_on(trainers, "all_reduce")
+    fail_and_retry(trainers, "ddp")
+    fail_and_retry(trainers, "all_reduce")
     (tmp_path / "go").touch()
     steps = going.get(SOON).values()
     assert steps[0] == steps[1] == steps[2] > 0
@@ -204,14 +204,14 @@ class Keeper(Actor):
                 fully_shard(layer)
 
     @endpoint
-    def gradients(self, fail_at: int = -1, where: str = "forward") -> list[float]:
-        """Of three steps without an optimizer: as long as all is well they are the same, whatever came before."""
+    def gradients(self, fail_at: int = -1, stage: str = "forward") -> list[float]:
+        """Gradients of three steps without an optimizer, which are the same in every call without an error."""
         me = dist.get_rank()
         self.model.zero_grad()
         for step in range(3):
             loss = self.model(torch.ones(4, 8) * (me + 1)).pow(2).mean()
             if (step, me) == (fail_at, 1):
-                if where == "backward":
+                if stage == "backward":
                     loss.register_hook(_fail)
                 else:
                     _fail()
@@ -219,9 +219,9 @@ class Keeper(Actor):
             if self.kind == "all_reduce":
                 for parameter in self.model.parameters():
                     dist.all_reduce(parameter.grad, group=self.group)
-        found = [parameter.grad for parameter in self.model.parameters()]
-        found = [each.full_tensor() if self.kind == "fsdp2" else each for each in found]
-        return [round(float(each.double().sum()), 4) for each in found]
+        gradients = [parameter.grad for parameter in self.model.parameters()]
+        gradients = [gradient.full_tensor() if self.kind == "fsdp2" else gradient for gradient in gradients]
+        return [round(float(gradient.double().sum()), 4) for gradient in gradients]
 
     @endpoint
     def compress(self, builtin: bool) -> None:
@@ -235,7 +235,7 @@ class Keeper(Actor):
     def all_are_float16(self) -> bool:
         """Whether the gradients of a step have no more digits than float16 has."""
         self.gradients()
-        return all(bool((each.grad == each.grad.half().float()).all()) for each in self.model.parameters())
+        return all(bool((weight.grad == weight.grad.half().float()).all()) for weight in self.model.parameters())
 
     @endpoint
     def forward(self) -> None:
@@ -246,15 +246,15 @@ def _fail(*_: Any) -> None:
     raise ValueError("nan in batch")
 
 
-def goes_on_with_what_it_has(procs: ProcMesh, kind: str, times: int) -> None:
+def fail_and_reuse_module(procs: ProcMesh, kind: str, times: int) -> None:
     keepers: Any = procs.spawn(f"keepers_{kind}", Keeper)
     keepers.build.call(kind).get(SOON)
     before, pids = keepers.gradients.call().get(SOON).values(), keepers.pid.call().get(SOON).values()
     assert before[0] == before[1] == before[2]
     for number in range(times):
-        where = ("forward", "backward")[number // 3 % 2]
+        stage = ("forward", "backward")[number // 3 % 2]
         with pytest.raises(ActorError, match="nan in batch") as caught:
-            keepers.gradients.call(number % 3, where).get(SOON)
+            keepers.gradients.call(number % 3, stage).get(SOON)
         assert sorted(caught.value.failures) == [0, 1, 2]
         assert keepers.gradients.call().get(SOON).values() == before
     assert keepers.pid.call().get(SOON).values() == pids
@@ -265,7 +265,7 @@ def goes_on_with_what_it_has(procs: ProcMesh, kind: str, times: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_module_that_was_made_before_the_error_goes_on(host: Any, kind: str, times: int) -> None:
     with spawned(host, 3) as procs:  # a group is connected anew 64 times at most, in all tests of a process together
-        goes_on_with_what_it_has(procs, kind, times)
+        fail_and_reuse_module(procs, kind, times)
 
 
 @pytest.mark.parametrize("builtin", [True, False])
@@ -317,14 +317,14 @@ def test_healing_actors_that_join_a_group_in_init_reconstructs_all(host: Any, sh
             heal_mesh(procs, timeout=SOON)
             assert joins.total.call().get(SOON).values() == [33.0] * 3
         now = joins.environment.call().get(SOON).values()
-        assert [each[:3] for each in now] == [each[:3] for each in before]
-        assert len({each[3] for each in now}) == 1
+        assert [values[:3] for values in now] == [values[:3] for values in before]
+        assert len({values[3] for values in now}) == 1
         after = joins.pid.call().get(SOON).values()
         assert [old == new for old, new in zip(pids, after, strict=True)] == [False, True, False]
 
 
 class Rejoins(Actor):
-    """Joins a group of all ranks whenever it is asked to, or one of its own."""
+    """Joins a group of all ranks, or one of its own, in each call."""
 
     @endpoint
     def end(self) -> None:

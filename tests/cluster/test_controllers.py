@@ -1,4 +1,4 @@
-"""Controllers: one actor of a name in the client's process, whoever asks."""
+"""Controllers: one actor per name in the client's process, for all callers."""
 
 import logging
 import os
@@ -47,14 +47,14 @@ class Asker(Actor):
 
 
 class Nested(Actor):
-    """Needs another one in its constructor."""
+    """Needs another controller in its constructor."""
 
     def __init__(self) -> None:
-        self.other: Any = get_or_spawn_controller("inner", Counter, 7).get(SOON)
+        self.inner: Any = get_or_spawn_controller("inner", Counter, 7).get(SOON)
 
     @endpoint
     def ask(self) -> Any:
-        return self.other.add.call_one().get(SOON)
+        return self.inner.add.call_one().get(SOON)
 
 
 def controller(name: str, cls: type, *args: Any) -> Any:
@@ -88,7 +88,7 @@ def test_one_that_fails_harms_no_other_and_is_made_anew(caplog: Any, shown: list
     until(lambda: "the controller 'bad' has failed" in caplog.text, "the word of its failure")
     assert controller("bad", Counter, 20).add.call_one().get(SOON)[0] == 21
     assert good.add.call_one().get(SOON)[0] == 1
-    assert not shown  # those who own it have handled it
+    assert not shown  # its owner has handled the failure
 
 
 def test_a_newer_definition_is_taken_over_and_the_state_kept(caplog: Any) -> None:

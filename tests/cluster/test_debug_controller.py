@@ -1,4 +1,4 @@
-"""The debugger as an actor, as programs written for torchmonarch and actors of one's own ask it."""
+"""The debugger as an actor, for programs written for torchmonarch and for users' actors."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ class Asker(Actor):
 
     @endpoint
     async def wait_and_list(self) -> Any:
-        found = debug_controller()
-        await found.wait_pending_session.call_one()
-        return await found.list.call_one(print_output=False)
+        controller = debug_controller()
+        await controller.wait_pending_session.call_one()
+        return await controller.list.call_one(print_output=False)
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +45,12 @@ def test_the_controller_lists_what_is_stopped(trainers: Any, capsys: pytest.Capt
     assert debug_controller().list.call_one(print_output=False).get(SECONDS) == []
     future = trainers.step.call(1)
     stopped(3)
-    found = debug_controller().list.call_one().get(SECONDS)
-    assert [(one.actor_name, one.rank, one.coords) for one in found] == [
+    infos = debug_controller().list.call_one().get(SECONDS)
+    assert [(info.actor_name, info.rank, info.coords) for info in infos] == [
         ("trainers", rank, {"gpus": rank}) for rank in range(3)
     ]
-    assert {type(one) for one in found} == {DebugSessionInfo}
-    assert {(one.function, one.lineno > 0, bool(one.hostname)) for one in found} == {("Trainer.step", True, True)}
+    assert {type(info) for info in infos} == {DebugSessionInfo}
+    assert {(info.function, info.lineno > 0, bool(info.hostname)) for info in infos} == {("Trainer.step", True, True)}
     assert "trainers" in capsys.readouterr().out
     debug.resume(trainers)
     future.get(SECONDS)
@@ -59,21 +59,21 @@ def test_the_controller_lists_what_is_stopped(trainers: Any, capsys: pytest.Capt
 def test_commands_go_to_the_ranks_that_are_meant(trainers: Any) -> None:
     future = trainers.step.call(1)
     stopped(3)
-    asked = debug_controller()
-    assert "2" in asked.run.call_one("p loss", "trainers", "1").get(SECONDS)
-    assert "go on" in asked.run.call_one("c", "trainers", "gpus=0:2").get(SECONDS)
-    assert [one.rank for one in asked.list.call_one(print_output=False).get(SECONDS)] == [2]
-    assert "goes on" in asked.run.call_one("c").get(SECONDS)
+    controller = debug_controller()
+    assert "2" in controller.run.call_one("p loss", "trainers", "1").get(SECONDS)
+    assert "go on" in controller.run.call_one("c", "trainers", "gpus=0:2").get(SECONDS)
+    assert [info.rank for info in controller.list.call_one(print_output=False).get(SECONDS)] == [2]
+    assert "goes on" in controller.run.call_one("c").get(SECONDS)
     assert list(future.get(SECONDS).values()) == [2, 4, 6]
     with pytest.raises(ActorError, match="stopped: nothing"):
-        asked.run.call_one("p loss").get(SECONDS)
+        controller.run.call_one("p loss").get(SECONDS)
 
 
 def test_an_actor_of_the_program_asks_from_its_own_process(procs: ProcMesh, trainers: Any) -> None:
     asker = procs.slice(gpus=0).spawn("asker", Asker)
     answer = asker.wait_and_list.call_one()
     future = trainers.slice(gpus=1).step.call_one(1)
-    assert [(one.actor_name, one.rank) for one in answer.get(SECONDS)] == [("trainers", 1)]
+    assert [(info.actor_name, info.rank) for info in answer.get(SECONDS)] == [("trainers", 1)]
     debug.resume()
     future.get(SECONDS)
 

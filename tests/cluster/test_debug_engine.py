@@ -31,22 +31,22 @@ def nothing_stays_stopped(trainers: Any) -> Iterator[None]:
 
 
 def test_a_breakpoint_pauses_one_actor_and_not_its_process(procs: ProcMesh, trainers: Any) -> None:
-    other = procs.spawn("others", Trainer)
+    bystanders = procs.spawn("others", Trainer)
     future = trainers.step.call(1)
     stopped(3)
-    assert list(other.steps_done.call().get(SECONDS).values()) == [0, 0, 0]
+    assert list(bystanders.steps_done.call().get(SECONDS).values()) == [0, 0, 0]
     assert describe(trainers).counts == {"paused": 3}
-    assert describe(other).counts == {"idle": 3}
+    assert describe(bystanders).counts == {"idle": 3}
     debug.resume()
     future.get(SECONDS)
     assert describe(trainers).counts == {"idle": 3}
-    other.stop().get(SECONDS)
+    bystanders.stop().get(SECONDS)
 
 
 def test_a_users_own_thread_is_a_session_of_its_own(trainers: Any) -> None:
     future = trainers.slice(gpus=0).in_thread.call_one()
-    (one,) = stopped(1)
-    assert one.thread == "loader"
+    (session,) = stopped(1)
+    assert session.thread == "loader"
     assert debug.eval("inside").values == {0: "'thread'"}
     debug.resume()
     assert future.get(SECONDS) == "thread"

@@ -1,4 +1,4 @@
-"""What goes wrong around stopped ranks: each ends in a clear message, and nothing stays stopped or behind."""
+"""Faults around stopped ranks: each gives a clear message, and nothing stays stopped or running."""
 
 import asyncio
 import os
@@ -38,11 +38,11 @@ def program(folder: Path, source: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in path if each)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in path if entry)}
 
 
 class Meddler(Actor):
-    """Gives commands to what another controller has stopped, as a second notebook would."""
+    """Sends commands to ranks that another controller has stopped, as a second notebook would."""
 
     @endpoint
     def ask(self, session: str, address: str, force: bool = False) -> str:
@@ -73,13 +73,13 @@ def trainers(procs: ProcMesh) -> Any:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # A rank that is killed may be told to the call that waits, or, if none does yet, to this.
+    # The death of a rank is reported to the waiting call, or, if none waits yet, to this hook.
     monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
     yield
     resume_all()
 
 
-# -- what is looked at ------------------------------------------------------------------------------------------------
+# -- values and commands ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -97,15 +97,15 @@ def test_locals_whose_repr_raises_loops_or_is_gigantic_do_no_harm(trainers: Any)
     assert future.get(SECONDS) == 300_002
 
 
-@pytest.mark.parametrize(("edit", "told"), [("    x = 2\n", True), ("    x = 1  # as before\n", False)])
+@pytest.mark.parametrize(("edit", "expected"), [("    x = 2\n", True), ("    x = 1  # as before\n", False)])
 def test_source_that_has_changed_since_it_was_loaded_is_told(
-    trainers: Any, tmp_path: Path, edit: str, told: bool
+    trainers: Any, tmp_path: Path, edit: str, expected: bool
 ) -> None:
     path = tmp_path / "edited.py"
     path.write_text("def run():\n    x = 1\n    breakpoint()\n    return x\n")
     future = trainers.slice(gpus=0).run_file.call_one(str(path), f"def run():\n{edit}    breakpoint()\n    return x\n")
-    (one,) = stopped(1)
-    assert ("edited.py has changed since it was loaded" in one.note) == told
+    (session,) = stopped(1)
+    assert ("edited.py has changed since it was loaded" in session.note) == expected
     assert debug.eval("x").values == {0: 1}, "what runs is what was loaded"
     debug.resume()
     assert future.get(SECONDS) == 1
@@ -160,7 +160,7 @@ def test_commands_reach_a_stopped_rank_whose_queue_is_full(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
-# -- who goes away ----------------------------------------------------------------------------------------------------
+# -- ranks and controllers that end -----------------------------------------------------------------------------------
 
 
 def test_killing_a_stopped_rank_fails_its_call_and_clears_the_list(own_procs: ProcMesh) -> None:
@@ -168,7 +168,7 @@ def test_killing_a_stopped_rank_fails_its_call_and_clears_the_list(own_procs: Pr
     future = trainers.step.call(1)
     records = stopped(2)
     os.kill(records[1].pid, signal.SIGKILL)
-    # Not by `get`: until the death is known, it tells of two ranks that are stopped.
+    # Not by `get`, which reports two stopped ranks until the death is known.
     assert debug.controller().stopped.wait(SECONDS, future.done)
     with pytest.raises(SupervisionError, match="SIGKILL"):
         future.get()
@@ -182,8 +182,8 @@ def test_a_rank_that_dies_while_it_is_asked_is_told(own_procs: ProcMesh) -> None
     trainers: Any = own_procs.spawn("trainers", Trainer)
     future = trainers.step.call(1)
     stopped(2)
-    told = debug.group(trainers, gpus=0).run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").text
-    assert "gone" in told
+    text = debug.group(trainers, gpus=0).run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").text
+    assert "gone" in text
     with pytest.raises(SupervisionError):
         future.get(SECONDS)
     debug.resume()
@@ -219,7 +219,7 @@ def test_without_its_controller_a_stopped_rank_resumes_or_ends(
         procs = spawned(1, "orphans")
         trainers: Any = next(procs).spawn("trainers", Trainer)
         controller = debug.controller()
-        # As if the controller were gone: no word comes, of beats that an earlier test began neither.
+        # As if the controller had ended: no beats come, not even those that an earlier test began.
         monkeypatch.setattr(controller, "_lease", lambda addresses: None)
         try:
             future = trainers.step.call_one(1)
@@ -260,7 +260,7 @@ def test_ending_a_controller_with_stopped_ranks_leaves_no_process(tmp_path: Path
 
             trainers = this_host().spawn_procs(per_host={"gpus": 2}, name="w").spawn("trainers", Trainer)
             trainers.step.call(1)
-            print(*[one.pid for one in debug.wait(2)], flush=True)
+            print(*[session.pid for session in debug.wait(2)], flush=True)
             sys.stdin.read()
             """,
         ),
@@ -282,10 +282,10 @@ def test_ending_a_controller_with_stopped_ranks_leaves_no_process(tmp_path: Path
 
 def test_a_script_whose_ranks_are_stopped_is_not_left_hanging(trainers: Any) -> None:
     future = trainers.step.call(1)
-    stopped(2)  # else the wait may be told of the one that came first
+    stopped(2)  # else the wait may report only the first
     with pytest.raises(StoppedAtBreakpoint, match="trainers gpus=0-1") as caught:
         future.get()
-    assert [one.rank for one in caught.value.sessions] == [0, 1]
+    assert [session.rank for session in caught.value.sessions] == [0, 1]
     assert "→" in caught.value.table
     debug.resume()
     assert list(future.get(SECONDS).values()) == [2, 4]
@@ -302,18 +302,18 @@ def test_under_await_a_script_is_told_the_same(trainers: Any) -> None:
     assert list(asyncio.run(waits()).values()) == [2, 4]
 
 
-# -- two who want the same --------------------------------------------------------------------------------------------
+# -- two controllers --------------------------------------------------------------------------------------------------
 
 
 def test_a_second_controller_learns_who_debugs_a_rank(procs: ProcMesh, trainers: Any) -> None:
     meddler = procs.slice(gpus=1).spawn("meddler", Meddler)
     trainers.slice(gpus=0).step.call_one(7)
-    (one,) = stopped(1)
+    (session,) = stopped(1)
     debug.eval("loss")
-    told = meddler.ask.call_one(one.session, one.address).get(SECONDS)
-    assert f"another controller ({current_runtime().address}) is debugging this rank" in told
+    answer = meddler.ask.call_one(session.session, session.address).get(SECONDS)
+    assert f"another controller ({current_runtime().address}) is debugging this rank" in answer
     debug.detach()
-    assert meddler.ask.call_one(one.session, one.address).get(SECONDS) == "7"
+    assert meddler.ask.call_one(session.session, session.address).get(SECONDS) == "7"
     assert "another controller" in debug.eval("x").errors[0]
     assert debug.group().run("x").text.startswith("*** another controller")
     debug.take()

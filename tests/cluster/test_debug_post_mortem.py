@@ -1,4 +1,4 @@
-"""Failures keep their frames: they can be looked into while the actor goes on; within bounds."""
+"""Failures keep their frames, within bounds, for inspection while the actor goes on."""
 
 import importlib.util
 import socket
@@ -43,13 +43,13 @@ def failed(call: Any) -> ActorError:
 def test_frames_of_a_failure_are_available_while_the_actor_goes_on(trainers: Any) -> None:
     error = failed(trainers.divide.call(0))
     group = debug.post_mortem(error)
-    (one,) = group.sessions
-    assert one.post_mortem
-    assert one.reason in {  # Python 3.14 leaves out the type
+    (session,) = group.sessions
+    assert session.post_mortem
+    assert session.reason in {  # Python 3.14 leaves out the type
         "post-mortem: ZeroDivisionError: float division by zero",
         "post-mortem: ZeroDivisionError: division by zero",
     }
-    assert (one.frame.function, one.frame.text) == ("Trainer.divide", "return numbers[0] / numbers[1]")
+    assert (session.frame.function, session.frame.text) == ("Trainer.divide", "return numbers[0] / numbers[1]")
     assert group.eval("numbers").values == {0: "[1.0, 0]"}
     assert trainers.steps_done.call().get(SECONDS)
     group.resume()
@@ -60,15 +60,15 @@ def test_the_rank_that_failed_is_the_one_that_is_opened(trainers: Any) -> None:
     failed(trainers.divide.call(0))
     error = failed(trainers.slice(gpus=1).divide.call_one(0))
     group = debug.post_mortem(error)
-    assert [one.rank for one in group.sessions] == [1]
+    assert [session.rank for session in group.sessions] == [1]
     group.resume()
-    assert [one.rank for one in debug.post_mortem(trainers, gpus=0).sessions] == [0]
+    assert [session.rank for session in debug.post_mortem(trainers, gpus=0).sessions] == [0]
 
 
 def test_only_the_newest_are_kept_and_they_can_be_let_go(trainers: Any) -> None:
-    one = trainers.slice(gpus=0)
-    errors = [failed(one.divide.call_one(0)) for _ in range(3)]
-    one.steps_done.call_one().get(SECONDS)  # a caller is told first, and its frames are kept then
+    trainer = trainers.slice(gpus=0)
+    errors = [failed(trainer.divide.call_one(0)) for _ in range(3)]
+    trainer.steps_done.call_one().get(SECONDS)  # the caller gets the error before its frames are stored
     with pytest.raises(DebugError, match="no frames of this rank are kept"):
         debug.post_mortem(errors[0])
     debug.post_mortem(errors[1]).resume()
@@ -80,7 +80,7 @@ def test_only_the_newest_are_kept_and_they_can_be_let_go(trainers: Any) -> None:
 def test_frames_that_hold_much_are_let_go(trainers: Any) -> None:
     error = failed(trainers.slice(gpus=0).hold.call_one(10_000_000))
     deadline = time.monotonic() + SECONDS
-    while True:  # it is measured a moment later
+    while True:  # the size is measured a moment later
         try:
             debug.post_mortem(error).resume()
         except DebugError:
@@ -91,8 +91,8 @@ def test_frames_that_hold_much_are_let_go(trainers: Any) -> None:
 def test_a_rank_frozen_at_errors_stops_at_the_raise_then_fails(trainers: Any) -> None:
     debug.freeze_on_error(trainers)
     future = trainers.slice(gpus=1).divide.call_one(0)
-    (one,) = stopped(1)
-    assert (one.rank, one.post_mortem, one.blocks_actor) == (1, True, True)
+    (session,) = stopped(1)
+    assert (session.rank, session.post_mortem, session.blocks_actor) == (1, True, True)
     assert debug.eval("numbers").values == {1: "[1.0, 0]"}
     assert not future.done()
     debug.resume()
@@ -108,7 +108,7 @@ def test_opening_a_rank_without_failure_or_many_ranks_is_refused(trainers: Any) 
         debug.post_mortem(trainers)
 
 
-# -- what kept frames must not hold ------------------------------------------------------------------------------------
+# -- objects that kept frames must release -----------------------------------------------------------------------------
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 
@@ -123,21 +123,21 @@ def holders(procs: ProcMesh) -> Iterator[Any]:
 
 @pytest.mark.parametrize("how", ["memory", "cause", "device"])
 def test_frames_of_memory_errors_are_not_kept_and_others_are_released(holders: Any, how: str) -> None:
-    one = holders.slice(gpus=0)
-    before = failed(one.run_out.call_one("nothing"))
-    assert one.holds.call_one().get(SECONDS)
+    holder = holders.slice(gpus=0)
+    before = failed(holder.run_out.call_one("nothing"))
+    assert holder.holds.call_one().get(SECONDS)
     debug.post_mortem(before).resume()
-    error = failed(one.run_out.call_one(how))
-    assert not one.holds.call_one().get(SECONDS)
-    for gone in (before, error):
+    error = failed(holder.run_out.call_one(how))
+    assert not holder.holds.call_one().get(SECONDS)
+    for failure in (before, error):
         with pytest.raises(DebugError, match="ran out of memory"):
-            debug.post_mortem(gone)
+            debug.post_mortem(failure)
 
 
 def test_files_written_by_a_failed_call_are_flushed_despite_kept_frames(holders: Any, tmp_path: Path) -> None:
     error = failed(holders.slice(gpus=0).write.call_one(str(tmp_path / "out")))
     group = debug.post_mortem(error)
-    holders.slice(gpus=0).children.call_one().get(SECONDS)  # by the next message of the actor
+    holders.slice(gpus=0).children.call_one().get(SECONDS)  # flushed by the actor's next message
     assert (tmp_path / "out").read_text() == "all of it"
     assert group.eval("count").values == {0: 9}
     assert group.eval("unfinished").values == {0: "<TextIOWrapper: not kept, so that it ends>"}

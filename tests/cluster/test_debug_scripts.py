@@ -1,4 +1,4 @@
-"""Breakpoints in scripts: nobody has loaded the debugger, and a stop may come after somebody has begun to wait."""
+"""Breakpoints in scripts that have not loaded the debugger; a stop may come after a wait has begun."""
 
 import os
 import pty
@@ -22,7 +22,7 @@ from monarch.actor import Actor, endpoint, this_host
 class Trainer(Actor):
     @endpoint
     def step(self, go):
-        while not open(go).read():  # till somebody waits
+        while not open(go).read():  # till the script waits
             time.sleep(0.01)
         loss = 7
         breakpoint()
@@ -42,18 +42,18 @@ def awaiting(future):
     return asyncio.run(main())
 
 def aside(future):
-    said = []
+    results = []
     def get():
         try:
-            said.append(future.get())
+            results.append(future.get())
         except BaseException as error:
-            said.append(error)
+            results.append(error)
     thread = threading.Thread(target=get)
     thread.start()
     thread.join()
-    if isinstance(said[0], BaseException):
-        raise said[0]
-    return said[0]
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
 
 if __name__ == "__main__":
     trainers = this_host().spawn_procs(per_host={"gpus": 2}).spawn("trainers", Trainer)
@@ -93,26 +93,26 @@ def command(tmp_path: Path, text: str) -> tuple[list[str], dict[str, str]]:
 def test_a_waiting_script_reports_a_later_stop_and_does_not_hang(tmp_path: Path) -> None:
     line, env = command(tmp_path, WAITS)
     done = subprocess.run(line, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    told = "getting [7, 7]\nawaiting [7, 7]\naside [7, 7]\n"
-    assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
+    expected = "getting [7, 7]\nawaiting [7, 7]\naside [7, 7]\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
 def test_scripts_at_a_terminal_open_the_prompt_for_later_stops(tmp_path: Path) -> None:
     line, env = command(tmp_path, ASKS)
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(line, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
+    terminal, child_end = pty.openpty()
+    with subprocess.Popen(line, env=env, stdin=child_end, stdout=child_end, stderr=child_end) as process:
+        os.close(child_end)
         try:
-            seen, answers = b"", 0
-            while b"ended with [7, 7]" not in seen:
-                seen += os.read(ours, 4096)
-                if len(PROMPT.findall(seen)) > answers:  # one prompt or two: the ranks need not stop at one moment
-                    os.write(ours, b"c all\n" if answers else b"p loss\n")
+            output, answers = b"", 0
+            while b"ended with [7, 7]" not in output:
+                output += os.read(terminal, 4096)
+                if len(PROMPT.findall(output)) > answers:  # one prompt or two: the ranks need not stop at one moment
+                    os.write(terminal, b"c all\n" if answers else b"p loss\n")
                     answers += 1
             assert process.wait(SOON) == 0
         finally:
             process.kill()
-            os.close(ours)
-    said = re.search(rb"p loss\r\n(.*?)mdb ", seen, re.DOTALL)
-    assert said is not None, seen
-    assert b"7" in said[1], seen
+            os.close(terminal)
+    match = re.search(rb"p loss\r\n(.*?)mdb ", output, re.DOTALL)
+    assert match is not None, output
+    assert b"7" in match[1], output

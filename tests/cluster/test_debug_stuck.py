@@ -1,4 +1,4 @@
-"""Where a rank is that one long call in C holds, so that no Python of its process can run."""
+"""The stack of a rank in one long C call, whose process can run no Python meanwhile."""
 
 import ctypes
 import os
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.timeout(120)
 class Holder(Actor):
     @endpoint
     def hold(self, pipe: str, begun: str) -> int:
-        """Until somebody writes into the pipe."""
-        opened = os.open(pipe, os.O_RDWR)
+        """Blocks until the test writes into the pipe."""
+        fd = os.open(pipe, os.O_RDWR)
         try:
             byte = ctypes.create_string_buffer(1)
-            Path(begun).touch()  # no message: who sends it might need the GIL
-            return int(ctypes.PyDLL(None).read(opened, byte, 1))  # PyDLL: nobody else in the process gets the GIL
+            Path(begun).touch()  # no message: sending it might need the GIL
+            return int(ctypes.PyDLL(None).read(fd, byte, 1))  # PyDLL: nobody else in the process gets the GIL
         finally:
-            os.close(opened)
+            os.close(fd)
 
     @endpoint
     def ping(self) -> str:
@@ -82,15 +82,15 @@ def test_a_process_without_the_handler_is_never_signalled(tmp_path: Path) -> Non
 
 
 def test_the_words_of_faulthandler_are_understood() -> None:
-    ours = Path(whereabouts.__file__).parents[2]
+    root = Path(whereabouts.__file__).parents[2]
     text = f"""Thread 0x00007f (most recent call first):
   File "/usr/lib/python3/threading.py", line 320 in wait
 
 Current thread 0x00008a (most recent call first):
   File "/home/me/train.py", line 7 in deeper
   File "/home/me/train.py", line 3 in step
-  File "{ours}/runtime/actors/cell.py", line 200 in run_sync
-  File "{ours}/runtime/actors/executors.py", line 66 in run
+  File "{root}/runtime/actors/cell.py", line 200 in run_sync
+  File "{root}/runtime/actors/executors.py", line 66 in run
 """
     (stack,) = whereabouts.parsed(text)
     assert [(frame.function, frame.line) for frame in stack] == [("step", 3), ("deeper", 7)]

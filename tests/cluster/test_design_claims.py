@@ -117,8 +117,8 @@ def test_a_changed_class_is_taken_over_on_the_actors_own_thread(duo: Any) -> Non
     done = reload_mesh(actors, After)
     threads = actors.note.call().get(SOON).values()
     done.get(SOON)
-    assert [len(seen) for seen in threads] == [3, 3]
-    assert [len(set(seen)) for seen in threads] == [1, 1]
+    assert [len(idents) for idents in threads] == [3, 3]
+    assert [len(set(idents)) for idents in threads] == [1, 1]
 
 
 @pytest.mark.slow

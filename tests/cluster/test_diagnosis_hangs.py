@@ -30,7 +30,7 @@ pytestmark = [
 
 
 class Trainer(Actor):
-    """Reduces twice; rank 1 does something else before the second time, until a file is there."""
+    """Reduces twice; rank 1 does something else before the second time, until a file exists."""
 
     @endpoint
     def join(self) -> int:
@@ -39,15 +39,15 @@ class Trainer(Actor):
         return os.getpid()
 
     @endpoint
-    def train(self, other: str, pipe: str) -> None:
+    def train(self, way: str, pipe: str) -> None:
         dist.all_reduce(torch.ones(4))
         if dist.get_rank() == 1:
-            if other == "blocks":
+            if way == "blocks":
                 with open(pipe, "rb") as opened:
                     opened.read()  # until somebody writes
-            while other == "computes" and not os.path.exists(pipe):
+            while way == "computes" and not os.path.exists(pipe):
                 sum(range(1000))
-            if other == "raises":
+            if way == "raises":
                 raise ValueError("no such batch")
         dist.all_reduce(torch.ones(4))
 
@@ -58,13 +58,13 @@ def trainers() -> Iterator[Any]:
 
 
 def finding_of(trainers: Any, kind: str, words: str = "") -> Finding:
-    """The first finding, once it is of that kind and has these words: all ranks are where they stay."""
+    """The first finding, once it has this kind and these words."""
     latest = [Diagnosis((), "")]
 
     def is_found() -> bool:
         latest[0] = monarch_nb.diagnose(trainers)
-        found = latest[0].findings
-        return bool(found) and found[0].kind == kind and words in found[0].text
+        findings = latest[0].findings
+        return bool(findings) and findings[0].kind == kind and words in findings[0].text
 
     until(is_found, f"{kind} {words}", SECONDS)
     return latest[0].findings[0]
@@ -117,9 +117,9 @@ def test_a_script_that_waits_says_why_and_so_does_its_interrupt(
         with pytest.raises(KeyboardInterrupt) as pressed:
             call.get(SECONDS)
     pressing.join()
-    said = "".join(written)
-    assert said.count("monarch: trainers.train() makes no progress: gpus=1 has not begun all_reduce no. ") == 1
-    assert "monarch_nb.diagnosis.abort() ends it" in said
+    text = "".join(written)
+    assert text.count("monarch: trainers.train() makes no progress: gpus=1 has not begun all_reduce no. ") == 1
+    assert "monarch_nb.diagnosis.abort() ends it" in text
     assert "The future stays valid" in pressed.value.__notes__[0]
     assert pressed.value.__notes__[1].startswith("gpus=1 has not begun all_reduce no. ")
 

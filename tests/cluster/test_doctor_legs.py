@@ -1,4 +1,4 @@
-"""Which leg of the way to a host is shut: name, port, agent, key, versions."""
+"""The closed leg on the way to a host: name, port, agent, key, versions."""
 
 import socket
 from collections.abc import Iterator
@@ -23,27 +23,27 @@ def agent(tmp_path_factory: pytest.TempPathFactory, key: Path) -> Iterator[HostP
 
 
 def test_an_open_way_has_five_legs(agent: HostProcess, key: Path) -> None:
-    found = legs(agent.endpoint, key, 5)
-    assert [leg.about for leg in found] == ["name", "port", "agent", "key", "versions"]
-    assert not shut(found)
+    checks = legs(agent.endpoint, key, 5)
+    assert [leg.about for leg in checks] == ["name", "port", "agent", "key", "versions"]
+    assert not shut(checks)
 
 
 def test_the_first_closed_leg_is_named_with_the_remedy(
     agent: HostProcess, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def last(endpoint: str, key: "Path | None") -> str:
-        found = legs(endpoint, key, 5.0)
-        assert [leg.level for leg in found] == ["ok"] * (len(found) - 1) + ["error"]
-        return f"{found[-1].about}: {found[-1].found} {found[-1].advice}"
+        checks = legs(endpoint, key, 5.0)
+        assert [leg.level for leg in checks] == ["ok"] * (len(checks) - 1) + ["error"]
+        return f"{checks[-1].about}: {checks[-1].found} {checks[-1].advice}"
 
     assert last("node7:22222", key).startswith("address: 'node7:22222' is not an address of a host")
     assert last("tcp://no-such-machine.invalid:22222", key).startswith("name: 'no-such-machine.invalid' is not known")
     assert "connection is refused The machine is there: start an agent" in last(f"tcp://127.0.0.1:{free_port()}", key)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert last(f"tcp://127.0.0.1:{silent.getsockname()[1]}", key).startswith("agent: whatever listens at")
-    other = tmp_path / "other.key"
-    Keys.load_or_create(other)
-    assert last(agent.endpoint, other).startswith("key: ")
+    wrong_key = tmp_path / "other.key"
+    Keys.load_or_create(wrong_key)
+    assert last(agent.endpoint, wrong_key).startswith("key: ")
     assert "needs a key" in last(agent.endpoint, None)
     assert last(agent.endpoint, tmp_path / "none").startswith("key: there is no key file")
     monkeypatch.setattr(packages, "__version__", "9.9.9")

@@ -1,4 +1,4 @@
-"""A mesh that has grown and shrunk is left, or loses its controller: another one has it as it was, and changes it."""
+"""A mesh that has grown and shrunk is detached or loses its controller; another one attaches and resizes it."""
 
 import contextlib
 import os
@@ -35,8 +35,8 @@ if __name__ == "__main__":
     procs.grow(hosts=2)
     counter.add.call(1).get()
     procs.shrink(hosts=[1])
-    found = counter.add.call(1).get().values()
-    say(dict(counter.extent), list(found), *counter.pid.call().get().values())
+    values = counter.add.call(1).get().values()
+    say(dict(counter.extent), list(values), *counter.pid.call().get().values())
     if "leave" in sys.argv:
         procs.detach("60s")
     else:
@@ -84,7 +84,7 @@ if __name__ == "__main__":
 
 
 def kill_host(job: AdapterJob, name: str) -> None:
-    """With its agent, which outlives its worker while it keeps a mesh, and all that is there."""
+    """Kills the host's agent, which outlives its worker while it keeps a mesh, and all its processes."""
     worker = psutil.Process(int(job.agents[name].id.partition("@")[0]))
     for process in (worker, *worker.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -100,23 +100,23 @@ def test_another_controller_attaches_with_the_same_positions_and_the_job_resizes
                               cwd=tmp_path)  # fmt: skip
         assert done.returncode in (0, -9), done.stderr
         assert how == "lost" or "heal_mesh" not in done.stdout.partition("attached")[0], "what was let go is no loss"
-        said = done.stdout.rpartition("attached\n")[2].splitlines()
-        return [line for line in said if re.match(r"\{'hosts'|3$|\[\d", line)]  # not what the ranks have written
+        lines = done.stdout.rpartition("attached\n")[2].splitlines()
+        return [line for line in lines if re.match(r"\{'hosts'|3$|\[\d", line)]  # without output of ranks
 
     try:
-        [left] = run(FIRST, "leave" if how in ("lost", "load") else how)
-        assert left.startswith("{'hosts': 2, 'gpus': 1} [17, 12] ")
+        [state] = run(FIRST, "leave" if how in ("lost", "load") else how)
+        assert state.startswith("{'hosts': 2, 'gpus': 1} [17, 12] ")
         if how == "lost":
             job = job_load(str(tmp_path / "job.json"))
             assert isinstance(job, ProcessJob)
             kill_host(job, "trainers_2")
         first, grown, counts, shrunk, healed = run(SECOND, how)
         lost = how == "lost"
-        assert first == ("{'hosts': 2, 'gpus': 1} [17, 10]" if lost else left)
+        assert first == ("{'hosts': 2, 'gpus': 1} [17, 10]" if lost else state)
         assert grown == ("{'hosts': 2} 3 {'hosts': 3}" if how == "load" else "3")
         assert counts == ("[18, 11, 11]" if lost else "[18, 13, 11]")
-        one, two = ("trainers_3", "trainers_4") if lost else ("trainers_2", "trainers_3")
-        assert shrunk == f"{'[12, 12]' if lost else '[14, 12]'} ['{one}', '{two}'] 2/2 hosts joined"
+        low, high = ("trainers_3", "trainers_4") if lost else ("trainers_2", "trainers_3")
+        assert shrunk == f"{'[12, 12]' if lost else '[14, 12]'} ['{low}', '{high}'] 2/2 hosts joined"
         assert healed == "[11, 13] {}"
         until(lambda: not (tmp_path / "job.json").exists(), "it was killed")
     finally:

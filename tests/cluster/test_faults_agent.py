@@ -1,4 +1,4 @@
-"""The host agent dies, at every stage: what was on it is lost and said, and the host can be used again at once."""
+"""The host agent dies, at every stage: its meshes fail with an error, and the host is usable again at once."""
 
 import time
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 @pytest.fixture
 def host(nothing_left_behind: None) -> Iterator[Any]:
     """A controller for each test: its agent dies."""
-    with controlling() as here:
-        yield here
+    with controlling() as local_host:
+        yield local_host
 
 
-def told(error: BaseException, mesh: str, pid: int) -> None:
-    """Which mesh, which host, why, what next."""
+def check_error(error: BaseException, mesh: str, pid: int) -> None:
+    """The error names the mesh, the host, the reason and the remedy."""
     text = str(error)
     host = host_name(current_runtime().host)
     for part in (f"the host {host} was lost", f"host agent (process {pid}) ended with signal 9", f"mesh      {mesh}",
@@ -48,10 +48,10 @@ def test_killing_an_idle_agent_fails_its_mesh_which_heals(workers: Any, host: An
     pids = workers.pid.call().get(SOON).values()
     pid = lose_agent()
     until(lambda: shown, "the failure is shown")
-    assert [sorted(one.crashed_ranks) for one in shown] == [[0, 1]]
+    assert [sorted(failure.crashed_ranks) for failure in shown] == [[0, 1]]
     with pytest.raises(SupervisionError) as caught:
         workers.pid.call().get(SOON)
-    told(caught.value, "workers", pid)
+    check_error(caught.value, "workers", pid)
     with pytest.raises(SupervisionError):
         workers.slice(gpus=0).pid.broadcast()
     until(lambda: not set(pids) & set(marked()), "its processes are gone")
@@ -69,18 +69,18 @@ def test_during_a_call_a_stream_and_a_broadcast(workers: Any, host: Any) -> None
     pid = lose_agent()
     with pytest.raises(SupervisionError) as caught:
         call.get(SOON)
-    told(caught.value, "workers", pid)
+    check_error(caught.value, "workers", pid)
     with pytest.raises(SupervisionError):
         first.get(SOON)
     with pytest.raises(SupervisionError):
         workers.note.broadcast(1)
-    still_works(host)  # a reference from before serves as well
+    still_works(host)  # an older reference works as well
 
 
 @pytest.mark.slow
 def test_while_processes_are_being_spawned(host: Any) -> None:
     pid = lose_agent()
-    procs = host.spawn_procs(per_host={"gpus": 2}, name="early")  # very likely before anybody knows
+    procs = host.spawn_procs(per_host={"gpus": 2}, name="early")  # very likely before the death is known
     actors = procs.spawn("early", Worker)
     error = actors.rank.call().exception(SOON)
     if error is not None:
@@ -109,7 +109,7 @@ def test_during_set_up_and_init(host: Any) -> None:
     pid = lose_agent()
     with pytest.raises(SupervisionError) as caught:
         procs.initialized.get(SOON)
-    told(caught.value, "slow", pid)
+    check_error(caught.value, "slow", pid)
     with pytest.raises(SupervisionError):
         actors.initialized.get(SOON)
     procs.stop().get(SOON)
@@ -154,25 +154,25 @@ def test_killing_the_agent_during_a_stop_does_not_hang_it(host: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seen", [False, True], ids=["not seen yet", "seen"])
-@pytest.mark.parametrize("what", ["spawn", "heal"])
+@pytest.mark.parametrize("visible", [False, True], ids=["not seen yet", "seen"])
+@pytest.mark.parametrize("operation", ["spawn", "heal"])
 def test_between_being_there_and_being_asked(
-    host: Any, monkeypatch: pytest.MonkeyPatch, what: str, *, seen: bool
+    host: Any, monkeypatch: pytest.MonkeyPatch, operation: str, *, visible: bool
 ) -> None:
     ask = proc_spawn.request
 
     def lose(runtime: Any, dst: str, verb: str, body: Any) -> Any:
         monkeypatch.setattr(proc_spawn, "request", ask)
-        gone = agent()
+        victim = agent()
         lose_agent()
-        if seen:
+        if visible:
             running = runtime.part(own_hosts.LocalAgents).running
-            until(lambda: running.get(runtime.host) is not gone, "the death is seen")
+            until(lambda: running.get(runtime.host) is not victim, "the death is seen")
         return ask(runtime, dst, verb, body)
 
     with spawned(host) as procs:
         workers = procs.spawn("workers", Worker)
-        if what == "heal":
+        if operation == "heal":
             kill(workers.pid.call().get(SOON).values()[1])
             with pytest.raises(SupervisionError):
                 workers.pid.call().get(SOON)
@@ -180,7 +180,7 @@ def test_between_being_there_and_being_asked(
         begin = time.monotonic()
 
         def bring() -> None:
-            if what == "heal":
+            if operation == "heal":
                 heal_mesh(workers)
             else:
                 host.spawn_procs(per_host={"gpus": 2}, name="late").initialized.get(SOON)

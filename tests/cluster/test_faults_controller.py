@@ -24,7 +24,7 @@ def test_a_controller_that_is_killed_leaves_nothing(stage: str, own_place: Path)
         assert program.process.wait(10) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("milliseconds", [50, *(pytest.param(one, marks=pytest.mark.slow) for one in (0, 150))])
+@pytest.mark.parametrize("milliseconds", [50, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0, 150))])
 def test_an_agent_whose_controller_is_killed_while_it_starts_leaves_nothing(milliseconds: int, own_place: Path) -> None:
     before = set(own_place.iterdir())
     with Program("killed_at_the_start", milliseconds) as program:
@@ -52,18 +52,18 @@ def test_a_controller_killed_anywhere_in_its_start_leaves_nothing(
         assert program.end() == -signal.SIGKILL
     monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
 
-    def nothing() -> bool:
+    def is_swept() -> bool:
         folders.sweep(own_place)  # as the next start does
         return set(own_place.iterdir()) <= before
 
-    until(nothing)
+    until(is_swept)
 
 
 def test_the_folder_of_an_agent_that_never_began_is_swept(own_place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(own_place.iterdir())
     with Program("killed_at_the_start", "folder") as program:
         assert program.end() == -signal.SIGKILL
-    left = set(own_place.iterdir()) - before
-    assert len(left) == 1
+    remains = set(own_place.iterdir()) - before
+    assert len(remains) == 1
     monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
-    assert set(folders.sweep(own_place)) == left
+    assert set(folders.sweep(own_place)) == remains

@@ -28,12 +28,12 @@ def test_a_process_that_exits_is_lost_whatever_its_status(workers: Any, code: in
     with pytest.raises(SupervisionError) as caught:
         workers.slice(gpus=1).exit.call_one(code).get(SOON)
     text = str(caught.value)
-    where = ("mesh      workers, gpus=1", "host      ", "heal_mesh(workers)")
-    for part in (f"Exited(code={code})", f"status {code}", *where):
+    location = ("mesh      workers, gpus=1", "host      ", "heal_mesh(workers)")
+    for part in (f"Exited(code={code})", f"status {code}", *location):
         assert part in text, text
     cause = caught.value.failure.cause.origin
     assert (cause.exitcode, cause.signal, cause.oom) == (code, None, False)
-    assert not shown  # it has been told
+    assert not shown  # the caller got it
     heal_mesh(workers, timeout=SOON)
     assert workers.rank.call().get(SOON).values() == [0, 1]
 

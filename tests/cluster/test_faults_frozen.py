@@ -21,13 +21,13 @@ pytestmark = pytest.mark.timeout(120)
 def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: list[MeshFailure]) -> None:
     watcher = current_runtime().part(ProcessWatcher)
     events: list[type[Event]] = []
-    frozen = workers._state.procs.address(1)
+    address = workers._state.procs.address(1)
 
-    def heard(event: Event) -> None:  # others may be slow to answer, too, where the machine is busy
-        if isinstance(event, ProcUnresponsive | ProcResponsive) and event.address == frozen:
+    def listen(event: Event) -> None:  # others may be slow, too, on a busy machine
+        if isinstance(event, ProcUnresponsive | ProcResponsive) and event.address == address:
             events.append(type(event))
 
-    current_runtime().part(MeshEvents).listeners.append(heard)
+    current_runtime().part(MeshEvents).listeners.append(listen)
     port, receiver = Channel.open()
     pids = workers.pid.call().get(SOON).values()
     napping = workers.slice(gpus=1).nap.call_one(0.05, port)
@@ -38,8 +38,8 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
         call = workers.pid.call()
         stream = workers.pid.stream()
         workers.note.broadcast(7)
-        until(lambda: frozen in watcher.unresponsive, "it is seen to be unresponsive")
-        assert before - 1.5 <= watcher.unresponsive[frozen] <= time.time()
+        until(lambda: address in watcher.unresponsive, "it is seen to be unresponsive")
+        assert before - 1.5 <= watcher.unresponsive[address] <= time.time()
         assert workers.slice(gpus=0).pid.call_one().get(SOON) == pids[0]
         with pytest.raises(TimeoutError, match=r"1 of 2 ranks have answered workers\.pid"):
             call.get(0.05)
@@ -51,7 +51,7 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
     assert workers.noted.call().get(SOON).values() == [[7], [7]]
     until(lambda: ProcResponsive in events, "it is seen to answer")
     assert events == [ProcUnresponsive, ProcResponsive]
-    assert frozen not in watcher.unresponsive
+    assert address not in watcher.unresponsive
     assert not shown
 
 
@@ -62,7 +62,7 @@ def test_a_frozen_process_can_be_stopped(host: Any, impatient: None) -> None:
         freeze(pid)
         call = actors.pid.call()
         procs.stop().get(SOON)
-        error = call.exception(SOON)  # it may have come to an answer when it was woken to be ended
+        error = call.exception(SOON)  # it may have answered when it was woken to be ended
         assert error is None or (isinstance(error, SupervisionError) and "ice" in str(error))
 
 

@@ -15,11 +15,11 @@ from tests.polling import until
 pytestmark = pytest.mark.timeout(120)
 
 
-def told(error: BaseException, pid: int, rank: int, mesh: str = "workers") -> None:
-    """The whole story: which mesh, which rank, which host, how it ended, what to do."""
+def check_error(error: BaseException, pid: int, rank: int, mesh: str = "workers") -> None:
+    """The error names the mesh, the rank, the host, the end and the remedy."""
     text = str(error)
-    where = (f"mesh      {mesh}, gpus={rank}", "host      ", f"pid {pid}")
-    for part in (*where, "signal 9 (SIGKILL)", f"heal_mesh({mesh})"):
+    location = (f"mesh      {mesh}, gpus={rank}", "host      ", f"pid {pid}")
+    for part in (*location, "signal 9 (SIGKILL)", f"heal_mesh({mesh})"):
         assert part in text, text
 
 
@@ -31,7 +31,7 @@ def test_killing_an_idle_rank_is_shown_once_and_it_heals(workers: Any, shown: li
     assert len(shown) == 1
     with pytest.raises(SupervisionError) as caught:
         workers.pid.call().get(SOON)
-    told(caught.value, pids[1], 1)
+    check_error(caught.value, pids[1], 1)
     assert workers.slice(gpus=0).pid.call_one().get(SOON) == pids[0]
     assert heal_mesh(workers, timeout=SOON) is workers
     assert workers.pid.call().get(SOON).values()[0] == pids[0]
@@ -45,7 +45,7 @@ def test_killing_a_rank_fails_the_call_that_it_runs(workers: Any, shown: list[Me
     kill(pid)
     with pytest.raises(SupervisionError) as caught:
         call.get(SOON)
-    told(caught.value, pid, 1)
+    check_error(caught.value, pid, 1)
     assert "workers.hang() failed" in str(caught.value)
     heal_mesh(workers, timeout=SOON)
     assert workers.rank.call().get(SOON).values() == [0, 1]
@@ -71,12 +71,12 @@ def test_of_a_rank_between_many_broadcasts(workers: Any, shown: list[MeshFailure
     with pytest.raises(SupervisionError, match="gpus=1"):
         deque(map(workers.note.broadcast, range(100_000)), maxlen=0)
     until(lambda: shown)
-    noted = workers.slice(gpus=0).noted.call_one().get(SOON)
-    assert noted == list(range(len(noted)))  # in order, none twice
+    notes = workers.slice(gpus=0).noted.call_one().get(SOON)
+    assert notes == list(range(len(notes)))  # in order, none twice
 
 
 class Waits(Worker):
-    """Is not spawned before a file is there."""
+    """Is not spawned before a file exists."""
 
     def __init__(self, gate: str) -> None:
         super().__init__()
@@ -87,22 +87,22 @@ class Waits(Worker):
 def test_while_it_is_being_spawned(host: Any, shown: list[MeshFailure], tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with spawned(host, name="early") as procs:
-        early = procs.spawn("early", Waits, str(gate))
-        until(lambda: [one for one in status().procs if one.pid and one.address == procs._state.address(1)])
-        [pid] = [one.pid for one in status().procs if one.address == procs._state.address(1)]
+        actors = procs.spawn("early", Waits, str(gate))
+        until(lambda: [proc for proc in status().procs if proc.pid and proc.address == procs._state.address(1)])
+        [pid] = [proc.pid for proc in status().procs if proc.address == procs._state.address(1)]
         kill(pid)
         with pytest.raises(SupervisionError) as caught:
-            early.initialized.get(SOON)
+            actors.initialized.get(SOON)
         assert "early" in str(caught.value)
         assert "heal_mesh" in str(caught.value)
         gate.touch()
-        heal_mesh(early, timeout=SOON)
-        assert early.rank.call().get(SOON).values() == [0, 1]
+        heal_mesh(actors, timeout=SOON)
+        assert actors.rank.call().get(SOON).values() == [0, 1]
 
 
 def test_during_its_set_up(host: Any) -> None:
-    dies = "import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
-    with spawned(host, name="sets", setup=dies) as procs:
+    setup = "import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
+    with spawned(host, name="sets", setup=setup) as procs:
         with pytest.raises(SupervisionError) as caught:
             procs.initialized.get(SOON)
         assert "sets, gpus=1" in str(caught.value)
@@ -137,8 +137,8 @@ def test_killing_a_rank_during_init_is_reported_and_heals(duo: ProcMesh, tmp_pat
 
 
 def test_killing_a_rank_during_its_heal_fails_the_heal(host: Any, tmp_path: Any) -> None:
-    again = f"import os, signal\nif os.path.exists({str(tmp_path / 'again')!r}): os.kill(os.getpid(), signal.SIGKILL)"
-    with spawned(host, name="heals", setup=again) as procs:
+    setup = f"import os, signal\nif os.path.exists({str(tmp_path / 'again')!r}): os.kill(os.getpid(), signal.SIGKILL)"
+    with spawned(host, name="heals", setup=setup) as procs:
         actors = procs.spawn("healed", Worker)
         pids = actors.pid.call().get(SOON).values()
         (tmp_path / "again").touch()

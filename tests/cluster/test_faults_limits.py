@@ -1,4 +1,4 @@
-"""What runs out: descriptors, memory, disk, and the patience of a receiver."""
+"""Exhausted resources: descriptors, memory and disk; and a slow receiver."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 class Hoarder(Worker):
-    """Opens files until there are no more."""
+    """Opens files until no descriptors are left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ class Hoarder(Worker):
         return np.ones(10**6)
 
     @endpoint
-    def ask(self, other: Any) -> int:
-        return int(other.rank.call_one().get(SOON))
+    def ask(self, peer: Any) -> int:
+        return int(peer.rank.call_one().get(SOON))
 
 
 @pytest.mark.slow
@@ -74,29 +74,29 @@ def test_few_descriptors_in_the_controller_end_in_named_errors_without_waiting(o
 
 @pytest.mark.slow
 def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -> None:
-    with spawned(host, name="hoard") as procs, spawned(host, 1, "near") as others:
-        actors, near = procs.spawn("hoard", Hoarder), others.spawn("near", Worker)
-        one = actors.slice(gpus=1)
-        assert one.hoard.call_one().get(SOON) > 50
+    with spawned(host, name="hoard") as procs, spawned(host, 1, "near") as peers:
+        actors, peer = procs.spawn("hoard", Hoarder), peers.spawn("near", Worker)
+        hoarder = actors.slice(gpus=1)
+        assert hoarder.hoard.call_one().get(SOON) > 50
         assert actors.rank.call().get(SOON).values() == [0, 1]
-        assert one.echo.call_one("small").get(SOON) == "small"
+        assert hoarder.echo.call_one("small").get(SOON) == "small"
         with pytest.raises((SupervisionError, ActorError), match="no file descriptors left") as caught:
-            one.echo.call_one(np.zeros(10**6)).get(SOON)
+            hoarder.echo.call_one(np.zeros(10**6)).get(SOON)
         text = str(caught.value)
         for part in ("was lost on its way", "mesh      hoard, gpus=1", "host      ", "ulimit -n", "call hoard again"):
             assert part in text, text
-        one.note.broadcast(np.zeros(10**6))
+        hoarder.note.broadcast(np.zeros(10**6))
         until(lambda: shown, "the loss of what nobody waits for is shown")
         assert shown[0].crashed_ranks == [1]
-        assert one.echo.call_one("next").get(SOON) == "next"  # no gap in the numbers
+        assert hoarder.echo.call_one("next").get(SOON) == "next"  # no gap in the numbers
         with pytest.raises(ActorError, match=r"no file descriptors left for a memory file"):
-            one.large.call_one().get(SOON)
+            hoarder.large.call_one().get(SOON)
         with pytest.raises(ActorError, match=r"no file descriptors left for a connection to"):
-            one.ask.call_one(near).get(SOON)
-        one.release.call_one().get(SOON)
-        assert one.echo.call_one(np.ones(10**6)).get(SOON).sum() == 10**6
+            hoarder.ask.call_one(peer).get(SOON)
+        hoarder.release.call_one().get(SOON)
+        assert hoarder.echo.call_one(np.ones(10**6)).get(SOON).sum() == 10**6
         begin = time.monotonic()
-        assert one.ask.call_one(near).get(SOON) == 0
+        assert hoarder.ask.call_one(peer).get(SOON) == 0
         assert time.monotonic() - begin < settings.message_delivery_timeout / 2, "no gap in these numbers either"
         assert actors.rank.call().get(SOON).values() == [0, 1]
 
@@ -106,12 +106,12 @@ def test_when_memory_runs_out_ranks_die_first_in_one_report() -> None:
         environment = {**os.environ, "MONARCH_NB_PRELOAD": "numpy"}
         program = Program("memory_runs_out", group.folder, 12, 200 << 20, preexec_fn=group.enter, env=environment)
         with program:
-            others = Path("/proc/self/oom_score_adj").read_text().strip()
-            assert program.line("scores") == f"{ {1000} } {{{others}}}"
+            score = Path("/proc/self/oom_score_adj").read_text().strip()
+            assert program.line("scores") == f"{ {1000} } {{{score}}}"
             assert program.line("raised") == "True"
-            kills, told = program.line("kills").split(" reports ")
+            kills, reports = program.line("kills").split(" reports ")
             assert int(kills) >= 2, program.said
-            assert told == f"[(True, {kills})]"
+            assert reports == f"[(True, {kills})]"
             assert program.line("ended") == f"{kills} agent True"
             assert program.line("healed") == "12"
             program.line("done")
@@ -133,7 +133,7 @@ def test_no_memory_for_a_large_result(host: Any) -> None:
         actors = procs.spawn("tight", Maker)
         with pytest.raises((ActorError, SupervisionError), match="no memory for a buffer of 8 MiB"):
             actors.make.call(10**6).get(SOON)
-        assert [one.shape for one in actors.make.call(1000).get(SOON).values()] == [(1000,)] * 2
+        assert [array.shape for array in actors.make.call(1000).get(SOON).values()] == [(1000,)] * 2
 
 
 class Maker(Worker):
@@ -147,24 +147,24 @@ class Maker(Worker):
 @pytest.mark.slow
 def test_a_result_of_eighty_megabytes(duo: Any) -> None:
     makers = duo.spawn("makers", Maker)
-    for one in makers.make.call(10**7).get(SOON).values():
-        assert one.shape == (10**7,)
-        assert one[0] == one[-1] == 1
-        one[0] = 2  # it is ours
+    for array in makers.make.call(10**7).get(SOON).values():
+        assert array.shape == (10**7,)
+        assert array[0] == array[-1] == 1
+        array[0] = 2  # it is writable
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 512 KiB, where this user may mount one."""
-    place = Path(f"/tmp/md{os.getpid() % 10000}")
-    place.mkdir(mode=0o700)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "none", place], capture_output=True)
+    """A disk of 512 KiB, if this user may mount one."""
+    folder = Path(f"/tmp/md{os.getpid() % 10000}")
+    folder.mkdir(mode=0o700)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "none", folder], capture_output=True)
     if done.returncode:
-        place.rmdir()
+        folder.rmdir()
         pytest.skip("this user may not mount a disk")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-    place.rmdir()
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+    folder.rmdir()
 
 
 @pytest.mark.slow
@@ -210,13 +210,13 @@ def test_no_mesh_is_detached_without_a_record(small_disk: Path) -> None:
         [sys.executable, "-c", DETACH_ON_A_FULL_DISK, str(small_disk)], capture_output=True, text=True, check=False,
         timeout=100, env={**os.environ, "XDG_STATE_HOME": str(small_disk)},
     )  # fmt: skip
-    before, refused, after, left = done.stdout.splitlines()
+    before, refused, after, last = done.stdout.splitlines()
     record = f"{small_disk}/monarch-nb/meshes/fleet."
     for line in (before, refused):
         assert record in line
         assert "cannot be written: No space left on device. Make room there, or set XDG_STATE_HOME" in line
     assert refused.startswith("detach fleet is not detached: its record ")
-    assert (after, left) == ("kept {}", "left")
+    assert (after, last) == ("kept {}", "left")
     assert "fleet would end with this process: its record" in done.stderr
 
 
@@ -233,6 +233,6 @@ def test_a_limit_on_the_size_of_files(host: Any) -> None:
 @pytest.mark.slow
 def test_a_receiver_that_takes_nothing_holds_up_its_sender() -> None:
     with Program("slow_receiver") as program:
-        held = int(program.line("done"))
-        assert held > 10
+        backlog = int(program.line("done"))
+        assert backlog > 10
         assert program.end() == 0

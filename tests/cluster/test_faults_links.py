@@ -28,15 +28,15 @@ def folder() -> Path:
 
 
 def listeners(workers: Any) -> list[str]:
-    """Of the controller, the agent and two processes."""
+    """Socket paths of the controller, the agent and two processes."""
     procs = workers._state.procs
     names = [current_runtime().address, f"{current_runtime().host}/agent", procs.address(0), procs.address(1)]
     return [str(folder() / name.partition("/")[2]) for name in names]
 
 
 def cut(path: str) -> int:
-    """Shuts down this process's connections with whoever listens there; how many."""
-    done = 0
+    """Shuts down this process's connections with the listener there; returns their number."""
+    count = 0
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -44,15 +44,15 @@ def cut(path: str) -> int:
             with socket.socket(fileno=os.dup(int(name))) as connection:
                 if connection.family == socket.AF_UNIX and path in (connection.getpeername(), connection.getsockname()):
                     connection.shutdown(socket.SHUT_RDWR)
-                    done += 1
+                    count += 1
         except OSError:
             continue
-    return done
+    return count
 
 
-@pytest.mark.parametrize("whose", [0, 1, 2])
-def test_a_link_is_cut_again_and_again(workers: Any, whose: int) -> None:
-    path = listeners(workers)[whose]  # inbound, to the agent, to a process
+@pytest.mark.parametrize("listener", [0, 1, 2])
+def test_a_link_is_cut_again_and_again(workers: Any, listener: int) -> None:
+    path = listeners(workers)[listener]  # inbound, to the agent, to a process
     cuts = 0
     for number in range(60):
         workers.note.broadcast(number)
@@ -68,16 +68,16 @@ def test_a_link_is_cut_again_and_again(workers: Any, whose: int) -> None:
 
 def test_bytes_that_are_no_messages(workers: Any, host: Any) -> None:
     chance = random.Random(7)
-    held = []
+    connections = []
     for path in listeners(workers):
         greeting = b"\xff" + bytes(8) + b"\x7f\x03" + bytes(60)
         for begin in (b"", b"\xff", b"GET / HTTP/1.1\r\n\r\n", chance.randbytes(5000), greeting):
             connection = socket.socket(socket.AF_UNIX)
             connection.connect(path)
             connection.sendall(begin)
-            held.append(connection)  # and then says nothing any more
+            connections.append(connection)  # and then sends nothing more
     assert workers.rank.call().get(SOON).values() == [0, 1]
-    for connection in held:
+    for connection in connections:
         connection.close()
     still_works(host)
 

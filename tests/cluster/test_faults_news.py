@@ -1,4 +1,4 @@
-"""What the agent says of deaths may come twice, or late: nothing is failed that lives."""
+"""The agent's news of deaths may come twice or late: no living process fails."""
 
 from typing import Any
 
@@ -50,16 +50,16 @@ def test_a_death_told_twice_and_late(workers: Any, shown: list[MeshFailure]) -> 
 
 
 def test_the_death_of_nobody(workers: Any, shown: list[MeshFailure]) -> None:
-    heard: list[str] = []
+    addresses: list[str] = []
     nobodies = ("hx/p1.0.0", "hx/agent", f"{current_runtime().host}/p77.3.9", f"{current_runtime().host}/nonsense")
 
     def hear(event: Event) -> None:  # not of processes that an earlier test has stopped
         if isinstance(event, ProcExited) and event.address in nobodies:
-            heard.append(event.address)
+            addresses.append(event.address)
 
     current_runtime().part(MeshEvents).listeners.append(hear)
     for address in nobodies:
         tell(address, "never was")
-    until(lambda: len(heard) == 4)
+    until(lambda: len(addresses) == 4)
     assert workers.rank.call().get(SOON).values() == [0, 1]
     assert not shown

@@ -81,7 +81,7 @@ def test_stop_during_a_heal(host: Any, impatient: None, tmp_path: Any) -> None:
 
 
 class StopsWhenRead(tuple[dict[str, str | None], ...]):
-    """The environments of a mesh that is stopped, as a whole, once they are read for a heal."""
+    """The environments of a mesh, which stop it when they are read for a heal."""
 
     procs: Any
 
@@ -91,7 +91,7 @@ class StopsWhenRead(tuple[dict[str, str | None], ...]):
 
 
 def test_stop_just_before_a_heal_asks_for_processes_leaves_none(host: Any, impatient: None) -> None:
-    """Whatever is left is found by the fixture that looks after each test."""
+    """The fixture that checks each test finds whatever is left."""
     with spawned(host, name="between") as procs:
         actors = procs.spawn("between", Worker)
         pids = actors.pid.call().get(SOON).values()

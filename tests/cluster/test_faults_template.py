@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def template() -> int:
-    """Its process, once there is one that lives."""
+    """The pid of the template, once one lives."""
     until(lambda: (pid := status().template_pid) is not None and alive(pid), "there is a template")
     pid = status().template_pid
     assert pid is not None

@@ -62,15 +62,15 @@ def mortal(tmp_path: Path, key: Path) -> Iterator[list[HostProcess]]:
 
 
 def dialled(ports: set[int]) -> set[int]:
-    """Those ports of this machine to which this process has a TCP connection."""
-    own = set()
+    """Ports of this machine to which this process has a TCP connection."""
+    sockets = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
-            own.add(os.readlink(f"/proc/self/fd/{fd}"))
+            sockets.add(os.readlink(f"/proc/self/fd/{fd}"))
         except OSError:
             continue
     lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-    return {int(words[2].rpartition(":")[2], 16) for words in lines if f"socket:[{words[9]}]" in own} & ports
+    return {int(words[2].rpartition(":")[2], 16) for words in lines if f"socket:[{words[9]}]" in sockets} & ports
 
 
 def workers_of(agents: list[HostProcess], key: Path) -> Any:
@@ -81,26 +81,26 @@ def workers_of(agents: list[HostProcess], key: Path) -> Any:
 
 def test_hosts_reached_only_through_the_gateway_form_an_ordinary_mesh(cluster: list[HostProcess], key: Path) -> None:
     procs = workers_of(cluster, key).spawn_procs(per_host={"slots": 2}, name="far")
-    near = this_host().spawn_procs(name="near")
+    local_procs = this_host().spawn_procs(name="near")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
-    everybody = members.where.call().get(SOON).values()
-    assert [rank for rank, _ in everybody] == list(range(6))
-    assert list(callers.call.call(members).get(SOON).values()) == [everybody] * 6
+    locations = members.where.call().get(SOON).values()
+    assert [rank for rank, _ in locations] == list(range(6))
+    assert list(callers.call.call(members).get(SOON).values()) == [locations] * 6
     data = bytes(5_000_000)
     assert list(members.length.call(data).get(SOON).values()) == [len(data)] * 6
-    here = near.spawn("here", Member)
-    answers = callers.slice(hosts=2, slots=1).call.call_one(here).get(SOON)
-    assert answers == here.where.call().get(SOON).values()
-    assert near.spawn("out", Caller).call.call_one(members).get(SOON) == everybody
+    local = local_procs.spawn("here", Member)
+    answers = callers.slice(hosts=2, slots=1).call.call_one(local).get(SOON)
+    assert answers == local.where.call().get(SOON).values()
+    assert local_procs.spawn("out", Caller).call.call_one(members).get(SOON) == locations
     assert dialled({agent.port for agent in cluster}) == {cluster[0].port}
-    near.stop().get(SOON)
+    local_procs.stop().get(SOON)
 
 
 def test_a_gateway_may_be_one_of_the_workers_by_another_name(cluster: list[HostProcess], key: Path) -> None:
-    itself = (
+    address = (
         f"tcp://localhost:{cluster[0].port}"  # it was attached as 127.0.0.1, as a name outside differs from one inside
     )
-    hosts = attach_to_workers(ca=key, workers=[itself, cluster[1].endpoint])
+    hosts = attach_to_workers(ca=key, workers=[address, cluster[1].endpoint])
     assert hosts.initialized.get(SOON) is True
     members = hosts.spawn_procs(name="far").spawn("members", Member)
     assert [rank for rank, _ in members.where.call().get(SOON).values()] == [0, 1]
@@ -114,11 +114,11 @@ def test_hosts_behind_a_gateway_get_another_key_with_it(tmp_path: Path) -> None:
         hosts = workers_of(agents, own)
         procs = hosts.spawn_procs(name="far")
         members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
-        everybody = members.where.call().get(SOON).values()
+        locations = members.where.call().get(SOON).values()
         hosts.rotate_key(own)
-        assert list(callers.call.call(members).get(SOON).values()) == [everybody] * 3
-        again = workers_of(agents, own).spawn_procs(name="near")
-        assert again.spawn("members", Member).where.call().get(SOON)
+        assert list(callers.call.call(members).get(SOON).values()) == [locations] * 3
+        new_procs = workers_of(agents, own).spawn_procs(name="near")
+        assert new_procs.spawn("members", Member).where.call().get(SOON)
 
 
 @pytest.mark.slow
@@ -132,9 +132,9 @@ def test_a_rank_that_dies_behind_the_gateway_is_told_and_healed(
     with pytest.raises(SupervisionError, match="SIGKILL"):
         waiting.get(SOON)
     heal_mesh(members)
-    again = [pid for _, pid in members.where.call().get(SOON).values()]
-    assert again[:2] == pids[:2]
-    assert again[2] != pids[2]
+    new_pids = [pid for _, pid in members.where.call().get(SOON).values()]
+    assert new_pids[:2] == pids[:2]
+    assert new_pids[2] != pids[2]
 
 
 @pytest.mark.slow
@@ -219,10 +219,10 @@ def test_shutting_hosts_down_ends_those_behind_the_gateway_and_then_it(
 def test_faults_behind_the_gateway_are_reported_through_it(
     cluster: list[HostProcess], tmp_path: Path, key: Path
 ) -> None:
-    other = tmp_path / "other.key"
-    Keys.load_or_create(other)
+    wrong_key = tmp_path / "other.key"
+    Keys.load_or_create(wrong_key)
     refused = pytest.raises(AttachError, match=r"does not accept this key.*asked by the gateway")
-    with user_hosts(tmp_path, 1, key=other, shutdown=False) as [stranger], refused:
+    with user_hosts(tmp_path, 1, key=wrong_key, shutdown=False) as [stranger], refused:
         attach_hosts([stranger.endpoint], key=key, timeout=3)
     with pytest.raises(AttachError, match="nobody listens"):
         attach_hosts([stranger.endpoint], key=key, timeout=1)
@@ -245,7 +245,7 @@ def test_a_gateway_that_is_not_there_is_told(key: Path) -> None:
 
 @pytest.fixture
 def unattached() -> Iterator[None]:
-    """A process without a gateway, and again without one in the end."""
+    """A process without a gateway, before and after the test."""
     yield
     shutdown()
 
@@ -279,9 +279,9 @@ def test_hosts_attached_through_a_worker_no_longer_need_its_address() -> None:
         attach(f"ipc://{folder}/worker")
         (folder / "worker").unlink()
         hosts = attach_to_workers(ca="trust_all_connections", workers=[f"ipc://{folder}/worker"])
-        far = hosts.spawn_procs(per_host={"slots": 2})
-        assert len(where(far).pid.call().get(SOON)) == 2
+        procs = hosts.spawn_procs(per_host={"slots": 2})
+        assert len(where(procs).pid.call().get(SOON)) == 2
         assert this_host().region == this_proc().host_mesh.region
-        here = where(this_host().spawn_procs(per_host={"local": 1}))
-        assert far.spawn("relay", Relay, here).ask.call().get(SOON).values() == [here.pid.call_one().get(SOON)] * 2
+        local = where(this_host().spawn_procs(per_host={"local": 1}))
+        assert procs.spawn("relay", Relay, local).ask.call().get(SOON).values() == [local.pid.call_one().get(SOON)] * 2
         hosts.shutdown().get(SOON)

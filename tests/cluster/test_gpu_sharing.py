@@ -18,7 +18,7 @@ from tests.cluster.fault_tools import agent
 from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)
-# With -d a daemon that stays, else a command on the input for the one of this folder, as NVIDIA's program has it.
+# With -d it starts a daemon, else it reads a command for this folder's daemon, like NVIDIA's program.
 CONTROL = """#!/bin/sh
 pipes="$CUDA_MPS_PIPE_DIRECTORY"
 daemon="$pipes/nvidia-cuda-mps-control.pid"
@@ -50,33 +50,33 @@ class Rank(Actor):
 
 
 class Mps:
-    """The program, and what was asked of it."""
+    """The program, and the commands that it got."""
 
     def __init__(self, folder: Path) -> None:
-        self.seen = folder / "seen"
+        self.log = folder / "seen"
         self.program = folder / "nvidia-cuda-mps-control"
         self.program.write_text(CONTROL)
         self.program.chmod(0o700)
 
-    def said(self) -> list[str]:
-        return self.seen.read_text().splitlines() if self.seen.exists() else []
+    def commands(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
 
     def daemons(self) -> list[int]:
-        return [int(line.split()[1]) for line in self.said() if line.startswith("start ")]
+        return [int(line.split()[1]) for line in self.commands() if line.startswith("start ")]
 
 
 @pytest.fixture
 def mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mps]:
-    """One GPU, which an agent of the test alone gives to processes."""
-    found = Mps(tmp_path)
+    """One GPU, which an agent of this test alone gives to processes."""
+    stub = Mps(tmp_path)
     own_hosts.shutdown()
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SEEN", str(found.seen))
+    monkeypatch.setenv("SEEN", str(stub.log))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    yield found
+    yield stub
     own_hosts.shutdown()
-    until(lambda: not any(map(_lives, found.daemons())), "no daemon is left")
+    until(lambda: not any(map(_lives, stub.daemons())), "no daemon is left")
 
 
 def _lives(pid: int) -> bool:
@@ -88,9 +88,9 @@ def _lives(pid: int) -> bool:
 
 def _environments(count: int) -> list[tuple[str | None, ...]]:
     procs = this_host().spawn_procs(per_host={"gpus": count}, name="sharing")
-    found: Any = procs.spawn("ranks", Rank).environment.call().get(SECONDS)
+    environments: Any = procs.spawn("ranks", Rank).environment.call().get(SECONDS)
     procs.stop().get(SECONDS)
-    return list(found.values())
+    return list(environments.values())
 
 
 def test_ranks_share_a_gpu_by_the_daemon_of_an_agent(mps: Mps) -> None:
@@ -104,10 +104,10 @@ def test_ranks_share_a_gpu_by_the_daemon_of_an_agent(mps: Mps) -> None:
             assert Path(folder).parents[1] == agent().run_folder
         assert _environments(2)[0][1] == pipes
     (daemon,) = mps.daemons()
-    assert mps.said() == [f"start {daemon} {pipes} visible="]
+    assert mps.commands() == [f"start {daemon} {pipes} visible="]
     assert _lives(daemon)
     own_hosts.shutdown()
-    assert mps.said()[-1] == f"quit {daemon}"
+    assert mps.commands()[-1] == f"quit {daemon}"
     until(lambda: not _lives(daemon), "the daemon has ended")
 
 
@@ -136,7 +136,7 @@ def test_a_daemon_of_somebody_else_is_used_and_left_alone(
         assert _environments(2)[0][1] == str(tmp_path)
     own_hosts.shutdown()
     assert _lives(daemon)
-    assert not any(line.startswith("quit") for line in mps.said())
+    assert not any(line.startswith("quit") for line in mps.commands())
     os.kill(daemon, signal.SIGKILL)
 
 

@@ -30,7 +30,7 @@ SECONDS = 30.0
 def _is_gpu_file(fd: str) -> bool:
     try:
         return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:monarch-nb-gpu")
-    except OSError:  # that of the listing itself
+    except OSError:  # the descriptor of the listing itself
         return False
 
 
@@ -40,7 +40,7 @@ def _wait_for(path: str) -> None:
 
 
 def _facts(tensors: Sequence[torch.Tensor]) -> list[tuple[bool, int, int]]:
-    """Of each: whether it is on the GPU, and its least and its largest value."""
+    """Of each tensor: whether it is on the GPU, its least and its largest value."""
     gpu = driver()
     assert gpu is not None
     return [(gpu.device_of_tensor(tensor) == 0, int(tensor.min()), int(tensor.max())) for tensor in tensors]
@@ -57,14 +57,14 @@ class Holder(Actor):
         return _facts(tensors)
 
     @endpoint
-    async def send(self, other: Any, count: int) -> list[list[tuple[bool, int, int]]]:
-        found = []
+    async def send(self, peer: Any, count: int) -> list[list[tuple[bool, int, int]]]:
+        facts = []
         for value in range(3):
             tensor = on_device(count, value)
-            future = other.receive.call_one(tensor, torch.full((count,), 9, dtype=torch.uint8))
+            future = peer.receive.call_one(tensor, torch.full((count,), 9, dtype=torch.uint8))
             tensor.fill_(255)
-            found.append(await future)
-        return found
+            facts.append(await future)
+        return facts
 
     @endpoint
     async def pid(self) -> int:
@@ -79,12 +79,12 @@ class Holder(Actor):
 
     @endpoint
     async def copies_through_the_host(self) -> Any:
-        """Bytes that were copied between the device and memory of the host since the last question."""
+        """Bytes that were copied between the device and memory of the host since the last call."""
         gpu: Any = driver()
         assert gpu is not None
-        found = sum(size for target, source, size in gpu.copies if target != source)
+        total = sum(size for target, source, size in gpu.copies if target != source)
         gpu.copies.clear()
-        return found
+        return total
 
     @endpoint
     async def hold(self, path: str) -> None:
@@ -95,30 +95,30 @@ class Holder(Actor):
         return _facts(self.last)
 
     @endpoint
-    async def send_and_be_killed(self, other: Any, probe: Any, count: int) -> None:
-        other.receive.broadcast(on_device(count, 3))
-        await probe.pid.call_one()  # on the same link: what was sent before has arrived there
+    async def send_and_be_killed(self, peer: Any, probe: Any, count: int) -> None:
+        peer.receive.broadcast(on_device(count, 3))
+        await probe.pid.call_one()  # on the same link: the earlier message has arrived there
         os.kill(os.getpid(), signal.SIGKILL)
 
     @endpoint
-    async def send_to_the_dead(self, other: Any, count: int) -> None:
-        with contextlib.suppress(SupervisionError):  # where its end is known already
-            other.receive.broadcast(on_device(count, 3))
+    async def send_to_the_dead(self, peer: Any, count: int) -> None:
+        with contextlib.suppress(SupervisionError):  # if its end is known already
+            peer.receive.broadcast(on_device(count, 3))
 
     @endpoint
-    async def send_views(self, other: Any) -> Any:
-        whole = on_device(4 << 20, 1)
-        part = whole[1 << 20 : 3 << 20]
+    async def send_views(self, peer: Any) -> Any:
+        tensor = on_device(4 << 20, 1)
+        part = tensor[1 << 20 : 3 << 20]
         part.fill_(2)
-        assert await other.receive.call_one(whole, part, whole[:64]) == [(True, 1, 2), (True, 2, 2), (True, 1, 1)]
-        return await other.shares.call_one()
+        assert await peer.receive.call_one(tensor, part, tensor[:64]) == [(True, 1, 2), (True, 2, 2), (True, 1, 1)]
+        return await peer.shares.call_one()
 
     @endpoint
     async def shares(self) -> bool:
-        whole, part, few = self.last
+        tensor, part, few = self.last
         part.fill_(7)
         few.fill_(8)
-        return int(whole.max()) == 8 and bool((whole[1 << 20 : 3 << 20] == 7).all())
+        return int(tensor.max()) == 8 and bool((tensor[1 << 20 : 3 << 20] == 7).all())
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +130,8 @@ def holders() -> Iterator[Any]:
 
 @pytest.mark.parametrize("count", [10, 5000, 3 << 20])
 def test_a_gpu_tensor_arrives_on_the_gpu_as_it_was_sent(holders: Any, count: int) -> None:
-    found = holders.slice(ranks=0).send.call_one(holders.slice(ranks=1), count).get(SECONDS)
-    assert found == [[(True, value, value), (False, 9, 9)] for value in range(3)]
+    facts = holders.slice(ranks=0).send.call_one(holders.slice(ranks=1), count).get(SECONDS)
+    assert facts == [[(True, value, value), (False, 9, 9)] for value in range(3)]
 
 
 def test_views_of_one_storage_share_it_on_the_other_gpu(holders: Any) -> None:
@@ -139,19 +139,19 @@ def test_views_of_one_storage_share_it_on_the_other_gpu(holders: Any) -> None:
 
 
 def test_a_result_arrives_in_the_controller_in_its_own_memory(holders: Any) -> None:
-    found = holders.make.call(3 << 20, 6).get(SECONDS)
-    for tensor in found.values():
+    result = holders.make.call(3 << 20, 6).get(SECONDS)
+    for tensor in result.values():
         assert (int(tensor.min()), int(tensor.max())) == (6, 6)
         tensor.fill_(1)
 
 
 def test_large_tensors_skip_the_host_and_leave_nothing(holders: Any) -> None:
-    one, other = holders.slice(ranks=0), holders.slice(ranks=1)
+    sender, receiver = holders.slice(ranks=0), holders.slice(ranks=1)
     holders.copies_through_the_host.call().get(SECONDS)
-    one.send.call_one(other, 5 << 20).get(SECONDS)
+    sender.send.call_one(receiver, 5 << 20).get(SECONDS)
     assert list(holders.copies_through_the_host.call().get(SECONDS).values()) == [0, 0]
-    assert other.make.call_one(5 << 20, 4).get(SECONDS).nbytes == 5 << 20
-    assert other.copies_through_the_host.call_one().get(SECONDS) == 5 << 20
+    assert receiver.make.call_one(5 << 20, 4).get(SECONDS).nbytes == 5 << 20
+    assert receiver.copies_through_the_host.call_one().get(SECONDS) == 5 << 20
     assert list(holders.files.call().get(SECONDS).values()) == [0, 0]
 
 

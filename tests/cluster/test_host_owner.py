@@ -145,7 +145,7 @@ def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
     with hosted(lease_s=4.0) as (handle, client):
-        remote = Client(handle.host, handle.run_folder, "c", at="hfar")
+        remote = Client(handle.host, handle.run_folder, "c", own_host="hfar")
         remote.answers_pings = True
         try:
             [address] = remote.spawn(1)

@@ -1,4 +1,4 @@
-"""Tests of what the middle decides: real actors, supervision and meshes; hosts, network and time inside the test.
+"""Tests of real actors, supervision and meshes on simulated hosts, networks and time.
 
 Each module has a cluster of its own in memory, `simulated`, whose controller is the test: `this_host()`, `quad`,
 `own_procs` and `faults` are as in tests/cluster, so a test moves here unchanged unless a process decides what it shows.
@@ -34,14 +34,14 @@ REAL = os.environ.get("MONARCH_TEST_PROCESSES", "0") == "1"
 
 @pytest.fixture(scope="module", autouse=True)
 def controller(request: pytest.FixtureRequest) -> Iterator[Cluster | None]:
-    """The cluster of a module; None where it has real processes."""
-    shutdown()  # that of an earlier module
+    """The cluster of a module; None if it has real processes."""
+    shutdown()  # the controller of an earlier module
     if REAL:
         yield None
         shutdown()
     else:
-        with cluster(hosts=getattr(request.module, "HOSTS", 1)) as made:
-            yield made
+        with cluster(hosts=getattr(request.module, "HOSTS", 1)) as simulation:
+            yield simulation
 
 
 @pytest.fixture

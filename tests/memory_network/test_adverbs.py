@@ -27,8 +27,8 @@ class Worker(Actor):
 
     @endpoint
     def when_told(self, port: Port[Port[None]]) -> int:
-        mine, receiver = Channel[None].open()
-        port.send(mine)
+        key, receiver = Channel[None].open()
+        port.send(key)
         receiver.recv().get(20)
         return current_rank().rank
 
@@ -67,20 +67,20 @@ def test_call_one_needs_exactly_one(workers: Any) -> None:
 def test_choose_picks_any_member(workers: Any) -> None:
     for future in [workers.note.choose(7) for _ in range(100)]:
         future.get(20)
-    seen = [len([x for x in notes if x == 7]) for notes in workers.notes.call().get(20).values()]
-    assert sum(seen) == 100
-    assert min(seen) > 0
+    counts = [len([x for x in notes if x == 7]) for notes in workers.notes.call().get(20).values()]
+    assert sum(counts) == 100
+    assert min(counts) > 0
 
 
 def test_stream_gives_answers_as_they_arrive(workers: Any) -> None:
     port, receiver = Channel[Port[None]].open_ranked()
     stream = iter(workers.when_told.stream(port))
     keys = dict(receiver.recv().get(20) for _ in range(4))
-    got = []
+    order = []
     for rank in (3, 2, 1, 0):  # each only once the one before has arrived
         keys[rank].send(None)
-        got.append(next(stream).get(20))
-    assert got == [3, 2, 1, 0]
+        order.append(next(stream).get(20))
+    assert order == [3, 2, 1, 0]
 
 
 def test_stream_sends_at_once_and_gives_one_future_per_rank(workers: Any) -> None:

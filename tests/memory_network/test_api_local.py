@@ -152,8 +152,8 @@ def test_async_actors_run_both_kinds_of_such_methods(quad: ProcMesh) -> None:
 
 
 def test_log_records_of_an_actor_begin_with_who_says_it(ranked: Any) -> None:
-    who = f"[actor=<root>.<{Ranked.__module__}.Ranked ranked{{'gpus': 1/4}}>] "
-    assert ranked.slice(gpus=1).say.call_one(True).get(20) == [f"{who}at 50%", f"{who}100%", ""]
+    prefix = f"[actor=<root>.<{Ranked.__module__}.Ranked ranked{{'gpus': 1/4}}>] "
+    assert ranked.slice(gpus=1).say.call_one(True).get(20) == [f"{prefix}at 50%", f"{prefix}100%", ""]
     assert ranked.slice(gpus=1).say.call_one(False).get(20) == ["at 50%", "100%", ""]
 
 

@@ -1,4 +1,4 @@
-"""Meshes to attach that are written down wrongly, or ambiguously: told by name, and nothing is touched."""
+"""Wrong or ambiguous records of meshes are reported by name, and left unchanged."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
 def note(uid: str, name: str = "twins", **more: object) -> Path:
     path = mesh_files.path_of(uid, name)
-    given = {"ways": (), "version": __version__, "python": python_version(), "machine": "here", **more}
-    mesh_files.write(path, MeshFile(uid=uid, name=name, secret="s", ranks=2, shape="gpus=2", **given))  # type: ignore[arg-type]
+    fields = {"ways": (), "version": __version__, "python": python_version(), "machine": "here", **more}
+    mesh_files.write(path, MeshFile(uid=uid, name=name, secret="s", ranks=2, shape="gpus=2", **fields))  # type: ignore[arg-type]
     return path
 
 

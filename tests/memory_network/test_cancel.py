@@ -1,4 +1,4 @@
-"""Giving up calls: cancel, a limit for one call, and calls that nobody will ever answer."""
+"""Ending calls early: cancel, a limit for one call, and calls that nobody will answer."""
 
 import asyncio
 import threading
@@ -49,8 +49,8 @@ class Async(Actor):
         return -1
 
     @endpoint
-    async def note(self, what: str) -> None:
-        self.events.append(what)
+    async def note(self, event: str) -> None:
+        self.events.append(event)
 
     @endpoint
     async def seen(self) -> list[str]:
@@ -78,14 +78,14 @@ class Sync(Actor):
 
     @endpoint
     def hold(self, port: Port[Port[int]]) -> int:
-        mine, receiver = Channel[int].open()
-        port.send(mine)
+        key, receiver = Channel[int].open()
+        port.send(key)
         self.events.append("held")
         return receiver.recv().get(20)
 
     @endpoint
-    def note(self, what: str) -> None:
-        self.events.append(what)
+    def note(self, event: str) -> None:
+        self.events.append(event)
 
     @endpoint
     def seen(self) -> list[str]:
@@ -99,12 +99,12 @@ class Sync(Actor):
 class Beside(Actor):
     @endpoint
     async def hears_of(self, call: str) -> None:
-        while call not in current_runtime().cancelled:  # noqa: ASYNC110 - nothing tells of it
+        while call not in current_runtime().cancelled:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0.001)
 
 
-def hung(count: int, call: Callable[[Port[int]], Any]) -> Any:
-    """What `call` gives, once so many ranks have begun."""
+def begin(count: int, call: Callable[[Port[int]], Any]) -> Any:
+    """The result of `call`, once `count` ranks have begun."""
     port, receiver = Channel[int].open()
     future = call(port)
     for _ in range(count):
@@ -125,7 +125,7 @@ def keeper(quad: ProcMesh) -> Any:
 
 
 def test_a_cancelled_call_ends_here_and_on_every_rank(workers: Any) -> None:
-    future = hung(4, workers.hang.call)
+    future = begin(4, workers.hang.call)
     assert not future.cancelled()
     assert future.cancel()
     assert future.done()
@@ -137,13 +137,13 @@ def test_a_cancelled_call_ends_here_and_on_every_rank(workers: Any) -> None:
 
 
 def test_only_what_has_not_answered_is_cancelled(workers: Any) -> None:
-    future = hung(2, lambda port: workers.hang.call(port, (1, 3)))
+    future = begin(2, lambda port: workers.hang.call(port, (1, 3)))
     future.cancel()
     assert workers.seen.call().get(20).values() == [[], ["cancelled"], [], ["cancelled"]]
 
 
 def test_a_queued_call_is_dropped_and_those_behind_it_run(workers: Any) -> None:
-    first = hung(4, workers.hang.call)
+    first = begin(4, workers.hang.call)
     second, third = workers.note.call("second"), workers.note.call("third")
     assert second.cancel()
     assert first.cancel()
@@ -161,7 +161,7 @@ def test_a_running_sync_endpoint_finishes_and_queued_calls_are_dropped(quad: Pro
     with pytest.raises(CancelledError, match="`def` endpoint that runs already is left to finish"):
         running.get()
     beside: Any = quad.slice(gpus=0).spawn("beside", Beside)
-    beside.hears_of.call_one(waiting.wait_id).get(20)  # the word of it and the key take different ways
+    beside.hears_of.call_one(waiting.wait_id).get(20)  # the cancellation and the key take different ways
     key.send(1)
     assert keeper.seen.call_one().get(20) == ["held"]
 
@@ -169,7 +169,7 @@ def test_a_running_sync_endpoint_finishes_and_queued_calls_are_dropped(quad: Pro
 def test_one_of_several_concurrent_calls_is_cancelled(quad: ProcMesh) -> None:
     actor: Any = quad.slice(gpus=0).spawn("together", Together)
     ended, receiver = Channel[str].open()
-    calls = {name: hung(1, lambda port, name=name: actor.hang.call_one(name, port, ended)) for name in "abc"}
+    calls = {name: begin(1, lambda port, name=name: actor.hang.call_one(name, port, ended)) for name in "abc"}
     for name in "bac":
         assert not calls[name].done()
         assert calls[name].cancel()
@@ -177,12 +177,12 @@ def test_one_of_several_concurrent_calls_is_cancelled(quad: ProcMesh) -> None:
 
 
 def test_cancelling_a_call_with_an_explicit_port_spares_the_actor(workers: Any) -> None:
-    hung(4, workers.by_port.call).cancel()
+    begin(4, workers.by_port.call).cancel()
     assert workers.seen.call().get(20).values() == [[]] * 4
 
 
 def test_cancelling_a_stream_keeps_the_answers_that_came(workers: Any) -> None:
-    stream = list(hung(1, lambda port: workers.hang.stream(port, (2,))))
+    stream = list(begin(1, lambda port: workers.hang.stream(port, (2,))))
     assert sorted(future.get(20) for future in stream[:3]) == [0, 1, 3]
     assert not stream[0].cancel()
     assert stream[3].cancel()
@@ -193,15 +193,15 @@ def test_cancelling_a_stream_keeps_the_answers_that_came(workers: Any) -> None:
 
 def test_a_call_that_went_along_agents_is_cancelled_as_well(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "DIRECT", 1)
-    future = hung(4, workers.hang.call)
-    behind = workers.note.call("behind")
-    assert behind.cancel()
+    future = begin(4, workers.hang.call)
+    second = workers.note.call("behind")
+    assert second.cancel()
     assert future.cancel()
     assert workers.seen.call().get(20).values() == [["cancelled"]] * 4
 
 
 def test_an_await_of_a_cancelled_call_raises(workers: Any) -> None:
-    future = hung(4, workers.hang.call)
+    future = begin(4, workers.hang.call)
 
     async def main() -> None:
         asyncio.get_running_loop().call_later(0.01, future.cancel)
@@ -212,7 +212,7 @@ def test_an_await_of_a_cancelled_call_raises(workers: Any) -> None:
 
 
 def test_a_thread_that_waits_learns_that_the_call_was_cancelled(workers: Any) -> None:
-    future = hung(4, workers.hang.call)
+    future = begin(4, workers.hang.call)
     threading.Timer(0.05, future.cancel).start()
     with pytest.raises(CancelledError):
         future.get(20)
@@ -235,15 +235,15 @@ def test_calls_that_others_rely_on_cannot_be_cancelled(workers: Any) -> None:
 
 def test_a_cancelled_receive_eats_no_value() -> None:
     port, receiver = Channel[int].open()
-    given_up, unseen = receiver.recv(), receiver.recv()
+    first, second = receiver.recv(), receiver.recv()
     with pytest.raises(TimeoutError):
-        given_up.get(0)
-    assert given_up.cancel()
-    assert unseen.cancel()
+        first.get(0)
+    assert first.cancel()
+    assert second.cancel()
     port.send(1)
     assert receiver.recv().get(20) == 1
     with pytest.raises(CancelledError):
-        given_up.get()
+        first.get()
 
 
 def test_a_body_that_has_not_begun_never_does_when_cancelled() -> None:
@@ -272,7 +272,7 @@ def test_an_endpoint_whose_own_call_is_cancelled_raises_an_ordinary_error(quad: 
             await future
 
     outer: Any = quad.slice(gpus=0).spawn("outer", Outer)
-    future = hung(4, lambda port: outer.call.call_one(workers, port))
+    future = begin(4, lambda port: outer.call.call_one(workers, port))
     with pytest.raises(ActorError, match="CancelledError"):
         future.get(20)
 
@@ -282,7 +282,7 @@ def test_an_endpoint_whose_own_call_is_cancelled_raises_an_ordinary_error(quad: 
 
 def test_a_late_call_names_silent_ranks_and_is_cancelled_there(workers: Any) -> None:
     port, _receiver = Channel[int].open()
-    future = workers.hang.options(timeout=3).call(port, (1, 3))  # in which the others answer, on a busy machine, too
+    future = workers.hang.options(timeout=3).call(port, (1, 3))  # the others answer in time, even on a busy machine
     with pytest.raises(TimeoutError, match=r"workers.hang\(\) was not answered within 3 s by ranks 1, 3 of mesh wor"):
         future.get()
     assert not future.cancel()
@@ -293,7 +293,7 @@ def test_a_call_in_time_is_unaffected_by_the_limit_of_another(workers: Any) -> N
     quick = workers.seen.options(timeout=3)
     assert quick.call().get().values() == [[]] * 4
     assert quick.choose().get() == []
-    future = hung(4, workers.hang.call)
+    future = begin(4, workers.hang.call)
     with pytest.raises(TimeoutError, match="4 of 4"):
         quick.call().get()
     assert not future.done()
@@ -324,8 +324,8 @@ def test_a_broadcast_has_no_limit(workers: Any) -> None:
 # -- calls that nobody will answer -------------------------------------------------------------------------------------
 
 
-def of_one(mesh: Any, **changes: Any) -> Any:
-    """A reference to rank 1 of something that is not there."""
+def rank_one(mesh: Any, **changes: Any) -> Any:
+    """A reference to rank 1 of a mesh that does not exist."""
     return ActorMesh(msgspec.structs.replace(mesh._state, **changes), mesh._region).slice(gpus=1)
 
 
@@ -343,7 +343,7 @@ def test_a_call_to_an_actor_that_never_came_names_it() -> None:
         procs = this_host().spawn_procs(per_host={"gpus": 2}, name="lonely")
         actors: Any = procs.spawn("absent", Sync)
         with pytest.raises(SupervisionError) as caught:
-            of_one(actors, incarnations={1: 3}).seen.call_one().get(20)
+            rank_one(actors, incarnations={1: 3}).seen.call_one().get(20)
         for part in (
             "absent.seen()",
             "no such actor was spawned",
@@ -359,9 +359,9 @@ def test_a_call_to_an_actor_that_never_came_names_it() -> None:
 def test_a_call_to_a_host_that_is_not_known_says_which() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="lost")
     actors: Any = procs.spawn("lost", Sync)
-    elsewhere = msgspec.structs.replace(procs._state, layout=Layout(procs._state.uid, ("hnowhere",), 2))
+    state = msgspec.structs.replace(procs._state, layout=Layout(procs._state.uid, ("hnowhere",), 2))
     with pytest.raises(SupervisionError) as caught:
-        of_one(actors, procs=elsewhere).seen.call_one().get(20)
+        rank_one(actors, procs=state).seen.call_one().get(20)
     for part in ("lost.seen()", "no route from", f"to hnowhere/{procs._state.uid}.1.0", "lost, gpus=1", "next"):
         assert part in str(caught.value)
     procs.stop().get(20)

@@ -1,4 +1,4 @@
-"""Giving up a call whose endpoint waits for calls of its own: those are given up too, down to the last."""
+"""Cancelling a call whose endpoint waits for calls of its own cancels those, too, down to the last."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ class Last(Actor):
 
 class Async(Actor):
     def __init__(self) -> None:
-        self.kept: Any = None
+        self.call: Any = None
 
     @endpoint
     async def ask(self, last: Any, began: Port[str], ended: Port[str]) -> None:
@@ -38,9 +38,9 @@ class Async(Actor):
 
     @endpoint
     async def ask_slowly(self, last: Any, began: Port[str], ended: Port[str]) -> None:
-        """Has made a call, and does not wait for it yet when it is cancelled."""
+        """Is cancelled after it has made a call, before it awaits it."""
         call = last.hang.call_one(began, ended)
-        time.sleep(0.3)  # noqa: ASYNC251 - its loop is not to get on
+        time.sleep(0.3)  # noqa: ASYNC251 - blocks its loop
         try:
             await call
         except asyncio.CancelledError:
@@ -49,12 +49,12 @@ class Async(Actor):
 
     @endpoint
     async def start(self, last: Any, began: Port[str], ended: Port[str]) -> None:
-        """Begins a call, and leaves it to go on."""
-        self.kept = last.hang.call_one(began, ended)
+        """Begins a call without waiting."""
+        self.call = last.hang.call_one(began, ended)
 
     @endpoint
     async def recover(self, last: Any, began: Port[str], ended: Port[str]) -> None:
-        """Tidies up with calls of its own once it is cancelled."""
+        """Awaits a method of its own once it is cancelled."""
         try:
             await last.hang.call_one(began, ended)
         except asyncio.CancelledError:
@@ -66,7 +66,7 @@ class Async(Actor):
 
     @endpoint
     async def done(self) -> bool:
-        return bool(self.kept.done())
+        return bool(self.call.done())
 
 
 class Sync(Actor):
@@ -94,8 +94,8 @@ class Sync(Actor):
 Ask = Callable[[Port[str], Port[str]], Any]
 
 
-def cancelled(ask: Ask, count: int = 1) -> list[str]:
-    """Who has noticed, after a call that waits at the far end was cancelled."""
+def cancel(ask: Ask, count: int = 1) -> list[str]:
+    """Cancels a call once the last actor waits; returns who noticed."""
     began, begun = Channel[str].open()
     ended, ends = Channel[str].open()
     future = ask(began, ended)
@@ -113,19 +113,19 @@ def last(quad: ProcMesh) -> Any:
 
 def test_an_async_endpoint_and_what_it_waits_for_are_cancelled(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Async)
-    assert cancelled(lambda *ports: middle.ask.call_one(last, *ports), 2) == ["async", "last"]
+    assert cancel(lambda *ports: middle.ask.call_one(last, *ports), 2) == ["async", "last"]
 
 
 def test_an_async_endpoint_sees_its_cancellation_at_its_next_await(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Async)
-    assert cancelled(lambda *ports: middle.ask_slowly.call_one(last, *ports), 2) == ["async", "last"]
+    assert cancel(lambda *ports: middle.ask_slowly.call_one(last, *ports), 2) == ["async", "last"]
 
 
 def test_sync_endpoints_waiting_for_a_call_wake_when_it_is_cancelled(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Sync)
-    assert cancelled(lambda *ports: middle.ask.call_one(last, *ports), 2) == ["last", "sync"]
-    [told] = middle.seen.call_one().get(20)
-    assert "last.hang() was cancelled" in told
+    assert cancel(lambda *ports: middle.ask.call_one(last, *ports), 2) == ["last", "sync"]
+    [message] = middle.seen.call_one().get(20)
+    assert "last.hang() was cancelled" in message
 
 
 def test_a_cancellation_passes_through_several_actors(quad: ProcMesh, last: Any) -> None:
@@ -136,7 +136,7 @@ def test_a_cancellation_passes_through_several_actors(quad: ProcMesh, last: Any)
 
     middle: Any = quad.slice(gpus=0).spawn("middle", Sync)
     over: Any = quad.slice(gpus=1).spawn("over", Over)
-    assert cancelled(lambda *ports: over.ask.call_one(middle, last, *ports), 2) == ["last", "sync"]
+    assert cancel(lambda *ports: over.ask.call_one(middle, last, *ports), 2) == ["last", "sync"]
 
 
 def test_a_call_that_times_out_cancels_the_calls_it_waits_for(quad: ProcMesh, last: Any) -> None:
@@ -158,16 +158,16 @@ def test_calls_of_other_messages_of_the_actor_go_on(quad: ProcMesh, last: Any) -
     ended, _ends = Channel[str].open()
     middle.start.call_one(last, began, ended).get(20)
     assert begun.recv().get(20) == "last"
-    assert cancelled(lambda *ports: middle.ask.call_one(last, *ports), 2) == ["async", "last"]
+    assert cancel(lambda *ports: middle.ask.call_one(last, *ports), 2) == ["async", "last"]
     assert middle.done.call_one().get(20) is False
 
 
 def test_a_cancelled_endpoint_may_clean_up(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Async)
-    assert cancelled(lambda *ports: middle.recover.call_one(last, *ports), 2) == ["last", "tidy"]
+    assert cancel(lambda *ports: middle.recover.call_one(last, *ports), 2) == ["last", "tidy"]
 
 
 def test_an_endpoint_with_an_explicit_port_survives_it(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Sync)
-    assert cancelled(lambda *ports: middle.by_port.call_one(last, *ports)) == ["last"]
+    assert cancel(lambda *ports: middle.by_port.call_one(last, *ports)) == ["last"]
     assert middle.seen.call_one().get(20) == []

@@ -1,4 +1,4 @@
-"""What may be spawned, and what may be called: told at the caller, before anything is sent."""
+"""Wrong classes and wrong calls raise at the caller, before anything is sent."""
 
 from typing import Any
 

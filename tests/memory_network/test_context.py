@@ -1,4 +1,4 @@
-"""What an actor knows of itself and of the message it handles."""
+"""An actor's knowledge of itself and of its message."""
 
 import os
 from typing import Any
@@ -24,7 +24,7 @@ class Self(Actor):
         self.in_init = (current_rank().rank, str(context().actor_instance))
 
     @endpoint
-    def who(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         instance = context().actor_instance
         return {
             "name": instance.name,
@@ -49,20 +49,20 @@ class Self(Actor):
 
     @endpoint
     def sibling(self) -> int:
-        other = context().actor_instance.proc.spawn("sibling", Self)
-        return int(other.who.call_one().get(20)["pid"])  # type: ignore[attr-defined]
+        sibling = context().actor_instance.proc.spawn("sibling", Self)
+        return int(sibling.facts.call_one().get(20)["pid"])  # type: ignore[attr-defined]
 
     @endpoint
     def creators(self, deeper: bool) -> list[tuple[str, str | None, str, str]]:
-        """Who spawned this, and who spawned that, up to the root."""
+        """The chain of creators, up to the root."""
         if deeper:
             child: Any = context().actor_instance.proc.spawn("child", Self)
             return child.creators.call_one(False).get(20)  # type: ignore[no-any-return]
-        found, one = [], context().actor_instance.creator
-        while one is not None:
-            found.append((one.name, one.class_name, str(one.rank), str(one)))
-            one = one.creator
-        return found
+        creators, instance = [], context().actor_instance.creator
+        while instance is not None:
+            creators.append((instance.name, instance.class_name, str(instance.rank), str(instance)))
+            instance = instance.creator
+        return creators
 
     @endpoint
     def take(self, x: Any) -> Any:
@@ -77,18 +77,18 @@ class AsyncSelf(Actor):
 
 def test_an_instance_knows_its_name_place_and_creator(quad: ProcMesh) -> None:
     selves: Any = quad.spawn("selves", Self)
-    who = selves.who.call().get(20).item(gpus=2)
-    assert who["name"] == "selves"
-    assert who["class"].endswith("Self")
-    assert who["rank"] == "{'gpus': 2/4}"
-    assert who["creator"] == "<root>"
-    assert who["actor"].startswith("<root>.<")
-    assert who["actor"].endswith("Self selves{'gpus': 2/4}>")
-    assert who["id"] == who["actor"]
-    assert who["proc"] == 1
-    assert who["procs"] == {"gpus": 4}
-    assert who["proc_id"].endswith(".2.0")
-    assert len({one["proc_id"] for one in selves.who.call().get(20).values()}) == 4
+    facts = selves.facts.call().get(20).item(gpus=2)
+    assert facts["name"] == "selves"
+    assert facts["class"].endswith("Self")
+    assert facts["rank"] == "{'gpus': 2/4}"
+    assert facts["creator"] == "<root>"
+    assert facts["actor"].startswith("<root>.<")
+    assert facts["actor"].endswith("Self selves{'gpus': 2/4}>")
+    assert facts["id"] == facts["actor"]
+    assert facts["proc"] == 1
+    assert facts["procs"] == {"gpus": 4}
+    assert facts["proc_id"].endswith(".2.0")
+    assert len({entry["proc_id"] for entry in selves.facts.call().get(20).values()}) == 4
 
 
 def test_creators_are_known_up_to_the_root(quad: ProcMesh) -> None:
@@ -103,8 +103,8 @@ def test_creators_are_known_up_to_the_root(quad: ProcMesh) -> None:
 def test_the_name_of_the_current_actor_is_for_people(quad: ProcMesh) -> None:
     selves: Any = quad.slice(gpus=slice(0, 2)).spawn("selves", Self)
     assert selves.name.call().get(20).item(gpus=1).endswith("Self selves{'gpus': 1/2}>")
-    others: Any = quad.slice(gpus=0).spawn("other", AsyncSelf)
-    assert others.name.call_one().get(20).endswith("AsyncSelf other>")
+    mesh: Any = quad.slice(gpus=0).spawn("other", AsyncSelf)
+    assert mesh.name.call_one().get(20).endswith("AsyncSelf other>")
 
 
 def test_a_constructor_has_a_context_too(quad: ProcMesh) -> None:
@@ -116,7 +116,7 @@ def test_a_constructor_has_a_context_too(quad: ProcMesh) -> None:
 
 def test_an_actor_can_spawn_on_its_own_process(quad: ProcMesh) -> None:
     selves: Any = quad.spawn("selves", Self)
-    pids = [who["pid"] for who in selves.who.call().get(20).values()]
+    pids = [facts["pid"] for facts in selves.facts.call().get(20).values()]
     assert selves.sibling.call().get(20).values() == pids
 
 
@@ -131,15 +131,15 @@ def test_the_client_is_the_root() -> None:
 
 
 def test_this_proc_of_the_client_is_the_client_process() -> None:
-    here: Any = this_proc().spawn("here", Self)
-    who = here.who.call_one().get(20)
-    assert who["pid"] == os.getpid()
-    assert who["actor"] == "<root>.<" + who["class"] + " here>"
+    mesh: Any = this_proc().spawn("here", Self)
+    facts = mesh.facts.call_one().get(20)
+    assert facts["pid"] == os.getpid()
+    assert facts["actor"] == "<root>.<" + facts["class"] + " here>"
     assert this_proc() == this_proc()
     assert context().actor_instance.proc == this_proc()
-    here.stop().get(20)
+    mesh.stop().get(20)
     with pytest.raises(RuntimeError, match="stopped"):
-        here.who.call_one().get(20)
+        mesh.facts.call_one().get(20)
 
 
 def test_an_instance_does_not_travel(quad: ProcMesh) -> None:

@@ -15,10 +15,10 @@ class Caller(Actor):
         self.future: Any = None
 
     @endpoint
-    def through(self, others: list[Any], back: Any) -> str:
-        """Calls the first of `others` with the rest; the last one calls `back`."""
-        if others:
-            return str(others[0].through.call_one(others[1:], back).get())
+    def through(self, callers: list[Any], back: Any) -> str:
+        """Calls the first of `callers` with the rest; the last one calls `back`."""
+        if callers:
+            return str(callers[0].through.call_one(callers[1:], back).get())
         return str(back.ping.call_one().get())
 
     @endpoint
@@ -26,46 +26,46 @@ class Caller(Actor):
         return "pong"
 
     @endpoint
-    def begin(self, other: Any) -> None:
+    def begin(self, peer: Any) -> None:
         """Sends and does not wait."""
-        self.future = other.ping.call_one()
+        self.future = peer.ping.call_one()
 
     @endpoint
     def finish(self) -> str:
         return str(self.future.get())
 
     @endpoint
-    def begin_at_and_nap(self, other: Any, me: Any, seconds: float, begun: Port[None]) -> str:
-        other.begin.call_one(me).get()
+    def begin_at_and_nap(self, peer: Any, caller: Any, seconds: float, begun: Port[None]) -> str:
+        peer.begin.call_one(caller).get()
         begun.send(None)
         time.sleep(seconds)
         return "rested"
 
     @endpoint
-    def ask_when_told(self, port: Port[Port[None]], other: Any) -> str:
-        """Asks once all who are to take part have begun."""
-        mine, receiver = Channel[None].open()
-        port.send(mine)
+    def ask_when_told(self, port: Port[Port[None]], peer: Any) -> str:
+        """Asks once all participants have begun."""
+        key, receiver = Channel[None].open()
+        port.send(key)
         receiver.recv().get(20)
-        return str(other.ping.call_one().get())
+        return str(peer.ping.call_one().get())
 
     @endpoint
-    def patiently(self, other: Any, me: Any) -> str:
-        return str(other.with_timeout.call_one(me).get())
+    def patiently(self, peer: Any, caller: Any) -> str:
+        return str(peer.with_timeout.call_one(caller).get())
 
     @endpoint
-    def with_timeout(self, other: Any) -> str:
+    def with_timeout(self, peer: Any) -> str:
         try:
-            return str(other.ping.call_one().get(0.3))
+            return str(peer.ping.call_one().get(0.3))
         except TimeoutError:
             return "gave up"
 
 
 class AsyncCaller(Actor):
     @endpoint
-    async def through(self, others: list[Any], back: Any) -> str:
-        if others:
-            return str(await others[0].through.call_one(others[1:], back))
+    async def through(self, callers: list[Any], back: Any) -> str:
+        if callers:
+            return str(await callers[0].through.call_one(callers[1:], back))
         return str(await back.ping.call_one())
 
     @endpoint
@@ -117,8 +117,8 @@ def test_actors_that_wait_for_themselves_fail_at_once_despite_a_timeout(quad: Pr
     a: Any = quad.slice(gpus=0).spawn("alice", Caller)
     with pytest.raises(ActorError) as caught:  # with_timeout would have caught a TimeoutError
         a.with_timeout.call_one(a).get(20)
-    told = str(caught.value)
-    assert "DeadlockError: deadlock: alice.with_timeout waits for alice.ping, which cannot run before" in told
+    text = str(caught.value)
+    assert "DeadlockError: deadlock: alice.with_timeout waits for alice.ping, which cannot run before" in text
     assert a.ping.call_one().get(20) == "pong"
     many: Any = quad.spawn("many", Caller)
     with pytest.raises(ActorError, match="DeadlockError"):
@@ -126,16 +126,16 @@ def test_actors_that_wait_for_themselves_fail_at_once_despite_a_timeout(quad: Pr
 
 
 def test_a_circle_through_actors_of_one_process_is_told(quad: ProcMesh) -> None:
-    one = quad.slice(gpus=3)
-    actors: list[Any] = [one.spawn(name, Caller) for name in ("alice", "bob")]
+    procs = quad.slice(gpus=3)
+    actors: list[Any] = [procs.spawn(name, Caller) for name in ("alice", "bob")]
     with pytest.raises(ActorError, match="DeadlockError"):
         actors[0].through.call_one(actors[1:], actors[0]).get(20)
 
 
-def all_at_once(pairs: list[tuple[Any, Any]]) -> list[Any]:
-    """Each first one asks its second, when all of them are busy."""
+def call_at_once(pairs: list[tuple[Any, Any]]) -> list[Any]:
+    """Each first actor asks its second, when all are busy."""
     port, receiver = Channel[Port[None]].open()
-    calls = [one.ask_when_told.call_one(port, other) for one, other in pairs]
+    calls = [caller.ask_when_told.call_one(port, target) for caller, target in pairs]
     for go in [receiver.recv().get(20) for _ in pairs]:
         go.send(None)
     return [call.exception(20) for call in calls]
@@ -143,17 +143,17 @@ def all_at_once(pairs: list[tuple[Any, Any]]) -> list[Any]:
 
 def test_neighbours_that_all_call_each_other_are_told(quad: ProcMesh) -> None:
     ring: Any = quad.spawn("ring", Caller)
-    outcomes = all_at_once([(ring.slice(gpus=n), ring.slice(gpus=(n + 1) % 4)) for n in range(4)])
-    told = [outcome for outcome in outcomes if outcome is not None]
-    assert len(told) == 1
-    assert "DeadlockError" in str(told[0])
-    assert str(told[0]).count(" waits for ring.ping") >= 4
+    outcomes = call_at_once([(ring.slice(gpus=n), ring.slice(gpus=(n + 1) % 4)) for n in range(4)])
+    errors = [outcome for outcome in outcomes if outcome is not None]
+    assert len(errors) == 1
+    assert "DeadlockError" in str(errors[0])
+    assert str(errors[0]).count(" waits for ring.ping") >= 4
     assert ring.ping.call().get(20).values() == ["pong"] * 4
 
 
 def test_two_independent_calls_can_make_a_circle(quad: ProcMesh) -> None:
     a: Any = quad.slice(gpus=0).spawn("alice", Caller)
     b: Any = quad.slice(gpus=1).spawn("bob", Caller)
-    outcomes = all_at_once([(a, b), (b, a)])
+    outcomes = call_at_once([(a, b), (b, a)])
     assert sum("DeadlockError" in str(outcome) for outcome in outcomes) == 1
     assert outcomes.count(None) == 1

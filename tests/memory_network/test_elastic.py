@@ -82,7 +82,7 @@ def hosts(simulated: Cluster) -> HostMesh:
 
 @pytest.fixture
 def procs(hosts: HostMesh) -> Iterator[ProcMesh]:
-    """On the first two of six hosts."""
+    """Processes on the first two hosts."""
     mesh = hosts.slice(hosts=slice(0, 2)).spawn_procs({"gpus": 1}, name="trainers")
     yield mesh
     mesh.stop().get(20)
@@ -99,8 +99,8 @@ def hosts_of(workers: Any) -> list[str]:
 
 def test_calls_reach_the_actors_on_all_ranks_of_a_grown_mesh(procs: ProcMesh, workers: Any) -> None:
     before = workers.where.call()
-    told = procs.grow(hosts=2)
-    assert repr(told) == "<'trainers' {hosts=4, gpus=1}: 2 hosts more (m2, m3), with workers created there>"
+    change = procs.grow(hosts=2)
+    assert repr(change) == "<'trainers' {hosts=4, gpus=1}: 2 hosts more (m2, m3), with workers created there>"
     assert len(before.get(20).values()) == 2
     assert [*workers.where.call().get(20).values()] == [(rank, 4, f"m{rank}") for rank in range(4)]
     assert (len(procs), len(workers)) == (4, 4)
@@ -109,9 +109,9 @@ def test_calls_reach_the_actors_on_all_ranks_of_a_grown_mesh(procs: ProcMesh, wo
 
 
 def test_slices_mean_the_ranks_they_meant_before(procs: ProcMesh, workers: Any) -> None:
-    one, both = workers.slice(hosts=1), workers.slice(hosts=slice(0, 2))
+    single, both = workers.slice(hosts=1), workers.slice(hosts=slice(0, 2))
     procs.grow(hosts=1)
-    assert one.where.call_one().get(20)[2] == "m1"
+    assert single.where.call_one().get(20)[2] == "m1"
     assert hosts_of(both) == ["m0", "m1"]
     procs.shrink(hosts=[1])
     assert hosts_of(workers) == ["m0", "m2"]
@@ -133,14 +133,14 @@ def test_references_elsewhere_follow_a_resize(simulated: Cluster, procs: ProcMes
 
 def test_ranks_are_renumbered_after_a_middle_host_leaves_and_is_replaced(procs: ProcMesh, workers: Any) -> None:
     procs.grow(hosts=1)
-    told = procs.shrink(hosts=["m1"])
-    assert (told.removed, told.hosts, told.actors, told.freed) == ("hosts=1", ("m1",), ("workers",), ())
+    change = procs.shrink(hosts=["m1"])
+    assert (change.removed, change.hosts, change.actors, change.freed) == ("hosts=1", ("m1",), ("workers",), ())
     assert [rank for rank, _, _ in workers.where.call().get(20).values()] == [0, 1]
-    late = procs.spawn("late", Worker, "late")
-    assert hosts_of(late) == ["m0", "m2"]
+    extra = procs.spawn("late", Worker, "late")
+    assert hosts_of(extra) == ["m0", "m2"]
     procs.grow(hosts=2)
     assert hosts_of(workers) == ["m0", "m2", "m1", "m3"]
-    assert hosts_of(late) == ["m0", "m2", "m1", "m3"]
+    assert hosts_of(extra) == ["m0", "m2", "m1", "m3"]
     procs.shrink(hosts=-3)
     assert hosts_of(workers) == ["m0"]
 
@@ -190,7 +190,7 @@ def test_a_failed_rank_is_healed_while_the_mesh_grows(
 
 
 @pytest.mark.parametrize(
-    ("ask", "told"),
+    ("ask", "reason"),
     [
         (lambda mesh: mesh.grow(gpus=1), "trainers grows and shrinks along 'hosts' alone, got gpus"),
         (lambda mesh: mesh.grow(hosts=0), "say how many more, at least 1"),
@@ -201,9 +201,9 @@ def test_a_failed_rank_is_healed_while_the_mesh_grows(
     ],
 )
 def test_impossible_sizes_are_refused_with_the_reason(
-    procs: ProcMesh, ask: Callable[[ProcMesh], object], told: str
+    procs: ProcMesh, ask: Callable[[ProcMesh], object], reason: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reason):
         ask(procs)
 
 
@@ -215,7 +215,7 @@ class Source:
         self.spare: list[str] = []
         self.refilled = 0
         self.fates: dict[str, Fate] = {}
-        self.queue = threading.Event()  # it answers once that is set
+        self.queue = threading.Event()  # it answers once this is set
         self.queue.set()
 
     @property
@@ -223,9 +223,9 @@ class Source:
         return tuple(self.spare)
 
     def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
-        given = dict(zip(dead, self.spare, strict=False))
-        self.spare = self.spare[len(given) :]
-        return given
+        spares = dict(zip(dead, self.spare, strict=False))
+        self.spare = self.spare[len(spares) :]
+        return spares
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
         if not self.queue.is_set():
@@ -242,8 +242,8 @@ class Source:
         assert self.queue.wait(20)
         if count > len(self.hosts):
             raise NoMoreHostsError(f"job 7 has given {len(self.hosts)} of {count} hosts within {timeout:g} s")
-        given, self.hosts = self.hosts[:count], self.hosts[count:]
-        return tuple(given)
+        hosts, self.hosts = self.hosts[:count], self.hosts[count:]
+        return tuple(hosts)
 
     def give_back(self, hosts: Sequence[str]) -> None:
         self.back += hosts
@@ -278,16 +278,16 @@ def test_hosts_come_from_the_job_and_go_back_to_it(fleet: HostMesh, source: Sour
     procs = procs_of(trainers)
     procs.grow(hosts=1)
     assert (len(fleet), hosts_of(trainers)) == (3, ["m0", "m1", "m2"])
-    others = fleet.spawn_procs({"gpus": 1}, name="others")
-    assert procs.shrink(hosts=[1]).freed == ()  # something else is there
-    others.stop().get(20)
+    second = fleet.spawn_procs({"gpus": 1}, name="others")
+    assert procs.shrink(hosts=[1]).freed == ()  # another mesh is on it
+    second.stop().get(20)
     assert procs.shrink(hosts=[1]).freed == ("m2",)
     assert (source.back, fleet.sizes) == (["m2"], {"hosts": 2})
-    told = procs.grow(hosts=2)  # the one that is free first
-    assert told.hosts == ("m1", "m3")
+    change = procs.grow(hosts=2)  # the free host first
+    assert change.hosts == ("m1", "m3")
     assert hosts_of(trainers) == ["m0", "m1", "m3"]
-    told = fleet.shrink(hosts=["m1"])
-    assert (told.actors, source.back) == (("workers",), ["m2", "m1"])
+    change = fleet.shrink(hosts=["m1"])
+    assert (change.actors, source.back) == (("workers",), ["m2", "m1"])
     assert hosts_of(trainers) == ["m0", "m3"]
 
 
@@ -311,15 +311,15 @@ def test_another_host_comes_in_the_place_of_one_that_is_lost(
     procs = procs_of(trainers)
     procs.grow(hosts=1)
     slice_of_last = trainers.slice(hosts=2)
-    other = fleet.spawn_procs({"gpus": 1}, name="other").spawn("other", Worker, "o")
-    hosts_of(other)
+    second = fleet.spawn_procs({"gpus": 1}, name="other").spawn("other", Worker, "o")
+    hosts_of(second)
     simulated.kill_host(2)
     simulated.failures.clear()
     assert heal_mesh(trainers, replace=True) is trainers
     assert (hosts_of(trainers), slice_of_last.where.call_one().get(20)[2]) == (["m0", "m1", "m3"], "m3")
-    heal_mesh(other, replace=True)  # no other host is asked for
-    assert hosts_of(other) == ["m0", "m1", "m3"]
-    procs_of(other).stop().get(20)
+    heal_mesh(second, replace=True)  # no other host is requested
+    assert hosts_of(second) == ["m0", "m1", "m3"]
+    procs_of(second).stop().get(20)
     simulated.kill_host(3)
     simulated.failures.clear()
     with pytest.raises(NoMoreHostsError, match="job 7 has given 0 of 1"):
@@ -331,8 +331,8 @@ def test_another_host_comes_in_the_place_of_one_that_is_lost(
 def test_a_heal_replaces_only_hosts_that_ended_by_their_engine(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
 ) -> None:
-    told: list[str] = []
-    current_runtime().part(HostNotices).present(lambda event: told.append(event.text))
+    notices: list[str] = []
+    current_runtime().part(HostNotices).present(lambda event: notices.append(event.text))
     procs = procs_of(trainers)
     source.hosts = ["m6", "m7"]
     procs.grow(hosts=1)
@@ -352,9 +352,9 @@ def test_a_heal_replaces_only_hosts_that_ended_by_their_engine(
     source.fates["m6"] = Fate(True, "trainers_2 was preempted")
     with pytest.raises(HealError, match="if host m6 does not come back, job 7 is asked"):
         heal_mesh(trainers, replace=False)
-    assert (told, source.hosts) == ([], ["m7"])
+    assert (notices, source.hosts) == ([], ["m7"])
     assert heal_mesh(trainers) is trainers
-    assert (hosts_of(trainers), told) == (["m0", "m1", "m7"], [
+    assert (hosts_of(trainers), notices) == (["m0", "m1", "m7"], [
         "trainers has lost m6 (trainers_2 was preempted): job 7 is asked for another host"
     ])  # fmt: skip
     current_runtime().part(HostNotices).present(None)
@@ -371,7 +371,7 @@ def test_spares_replace_lost_hosts_at_once_and_another_is_requested(
     assert repr(fleet) == "<HostMesh 'fleet' {hosts=3} and 1 spare>"
     simulated.kill_host(12)
     simulated.failures.clear()
-    assert heal_mesh(trainers) is trainers  # nobody is asked for it
+    assert heal_mesh(trainers) is trainers  # no host is requested
     assert hosts_of(trainers) == ["m0", "m1", "m13"]
     until(lambda: source.back == ["m12"] and source.refilled == 1)
     assert repr(fleet) == "<HostMesh 'fleet' {hosts=3}>"
@@ -389,13 +389,13 @@ def test_a_spare_arrives_at_once_while_somebody_awaits_other_hosts(
     procs_of(trainers).grow(hosts=1)
     source.spare = ["m11"]
     source.queue.clear()
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def grow() -> None:
         try:
             fleet.grow(hosts=1)
         except NoMoreHostsError as error:
-            told.append(error)
+            errors.append(error)
 
     growing = threading.Thread(target=grow)
     growing.start()
@@ -405,7 +405,7 @@ def test_a_spare_arrives_at_once_while_somebody_awaits_other_hosts(
     assert (hosts_of(trainers), growing.is_alive()) == (["m0", "m1", "m11"], True)
     source.queue.set()
     growing.join(20)
-    assert len(told) == 1
+    assert len(errors) == 1
     until(lambda: source.back == ["m10"])
 
 
@@ -416,7 +416,7 @@ def test_hosts_that_no_job_gives_do_not_become_more(procs: ProcMesh, hosts: Host
 
 
 class Slow(Actor):
-    """Waits on one host where it begins, and where it ends, for the test to go on."""
+    """Waits on one host, in its constructor or clean-up, for the test to go on."""
 
     reached, go_on = threading.Event(), threading.Event()
 
@@ -424,13 +424,13 @@ class Slow(Actor):
         self.ends = ends
         self._wait(begins)
 
-    def _wait(self, where: str) -> None:
-        if context().actor_instance.proc_id.partition("/")[0] == where:
+    def _wait(self, host: str) -> None:
+        if context().actor_instance.proc_id.partition("/")[0] == host:
             self.reached.set()
             self.go_on.wait(30)
 
     @endpoint
-    def here(self) -> str:
+    def host(self) -> str:
         return context().actor_instance.proc_id.partition("/")[0]
 
     def __cleanup__(self, error: Exception | None) -> None:
@@ -445,8 +445,8 @@ def slow() -> Iterator[type[Slow]]:
     Slow.go_on.set()
 
 
-def meanwhile(work: Callable[[], object]) -> "Future[object]":
-    """On another thread, and it has come to where `Slow` waits."""
+def start(work: Callable[[], object]) -> "Future[object]":
+    """Runs it on another thread, until `Slow` waits."""
     pool = ThreadPoolExecutor(1, "pytest_timeout resize")
     done = pool.submit(work)
     pool.shutdown(wait=False)
@@ -460,7 +460,7 @@ def test_a_host_dying_in_mid_growth_ends_only_that_growth(
     source.hosts[:] = ["m8", "m9"]
     procs = procs_of(trainers)
     procs.spawn("slow", slow, "m8", "").initialized.get(20)
-    growing = meanwhile(lambda: procs.grow(hosts=1))
+    growing = start(lambda: procs.grow(hosts=1))
     simulated.kill_host(8)
     with pytest.raises(HealError, match=r"trainers has not grown, and is as it was before"):
         growing.result(20)
@@ -479,8 +479,8 @@ def test_a_host_dying_in_mid_shrink_leaves_the_others_running(
     procs.grow(hosts=1)
     slow_ones: Any = procs.spawn("slow", slow, "", "m4")
     slow_ones.initialized.get(20)
-    shrinking = meanwhile(lambda: procs.shrink(hosts=[2]))
-    assert slow_ones.here.call().get(20).values() == ["m0", "m1"]
+    shrinking = start(lambda: procs.shrink(hosts=[2]))
+    assert slow_ones.host.call().get(20).values() == ["m0", "m1"]
     simulated.kill_host(4)
     assert repr(shrinking.result(20)).startswith("<'trainers' {hosts=2, gpus=1}: hosts=2 removed (m4)")
     assert (hosts_of(trainers), source.back) == (["m0", "m1"], ["m4"])
@@ -489,8 +489,8 @@ def test_a_host_dying_in_mid_shrink_leaves_the_others_running(
     assert simulated.failures == []
 
 
-class Told(Slow):
-    """Waits where it is told of new ranks."""
+class Notified(Slow):
+    """Waits in `__healed__`."""
 
     def __init__(self) -> None:
         self.ends = ""
@@ -504,7 +504,7 @@ def test_an_interrupt_while_survivors_are_renumbered_leaves_the_mesh_unchanged(
 ) -> None:
     source.hosts[:] = ["m14", "m15"]
     procs = procs_of(trainers)
-    procs.spawn("told", Told).initialized.get(20)
+    procs.spawn("notified", Notified).initialized.get(20)
     main = threading.main_thread().ident
 
     def press_stop() -> None:
@@ -536,7 +536,7 @@ def test_random_interrupts_leave_a_mesh_grown_or_not_without_lost_hosts(
             timer.start()
             procs.grow(hosts=1)
             timer.join()
-            time.sleep(5)  # it comes within that
+            time.sleep(5)  # the interrupt comes within that time
         except KeyboardInterrupt:
             pass
         timer.join()
@@ -552,7 +552,7 @@ def test_random_interrupts_leave_a_mesh_grown_or_not_without_lost_hosts(
             except KeyboardInterrupt:
                 pass
             timer.join()
-            with contextlib.suppress(ValueError):  # it has no such host any more: it shrinks all the same
+            with contextlib.suppress(ValueError):  # the host has left already
                 procs.shrink(hosts=[new])
             until(lambda: len(procs) == 2)
         until(lambda: len(source.hosts) + len(source.back) == 2 and len(fleet) == 2, "hosts are given back")

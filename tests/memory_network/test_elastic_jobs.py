@@ -1,4 +1,4 @@
-"""What a job is asked for when a mesh grows: by an engine of the test, whose hosts come when it says so, or never."""
+"""Requests of a growing mesh to its job, with an engine of the test whose hosts come on command or never."""
 
 import os
 import signal
@@ -28,28 +28,28 @@ class Engine(JobAdapter):
 
     def __init__(self) -> None:
         self.agents: dict[str, Agent] = {}
-        self.asked: list[AgentsWanted] = []
-        self.why = ""  # it refuses
-        self.ended = ""  # how all end
+        self.calls: list[AgentsWanted] = []
+        self.refusal = ""  # the reason of its refusals
+        self.ended = ""  # the end of all agents
         self.may_answer = threading.Event()
         self.may_answer.set()
-        self.let_down: list[str] = []
+        self.released: list[str] = []
 
     def start(self, wanted: AgentsWanted) -> dict[str, Agent]:
         return self.add(Running(wanted.job, "", {}), wanted)
 
     def add(self, job: Running, wanted: AgentsWanted) -> dict[str, Agent]:
-        self.asked.append(wanted)
+        self.calls.append(wanted)
         assert self.may_answer.wait(20)
-        if self.why:
-            raise EngineError(self.why)
+        if self.refusal:
+            raise EngineError(self.refusal)
         new = {name: Agent(f"id of {name}") for name in wanted.names}
         self.agents.update(new)
         return new
 
     def release(self, going: Running, job: Running) -> None:
         assert job.agents.items() >= going.agents.items()
-        self.let_down += going.agents
+        self.released += going.agents
         for name in going.agents:
             self.agents.pop(name)
 
@@ -112,7 +112,7 @@ def engine() -> Iterator[Engine]:
     engine = Engine()
     yield engine
     engine.may_answer.set()
-    until(lambda: not [one for one in threading.enumerate() if one.name == "monarch-hosts-end"], "no thread stays")
+    until(lambda: "monarch-hosts-end" not in {thread.name for thread in threading.enumerate()}, "no thread stays")
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def hosts(job: Job) -> JobHosts:
     return JobHosts(job, "fleet")
 
 
-def as_at_first(job: Job, engine: Engine) -> bool:
+def is_unchanged(job: Job, engine: Engine) -> bool:
     return list(engine.agents) == list(job.agents) == ["fleet_0", "fleet_1"]
 
 
@@ -133,59 +133,59 @@ def test_hosts_that_are_late_are_released_with_the_reason(hosts: JobHosts, job: 
     with pytest.raises(NoMoreHostsError, match=r"TestJob 7 has given fleet no 2 more hosts within 0.2 s: 0/2 hosts.*"
                                                r"fleet_2.*wait for a node.* monarch-nb job ls"):  # fmt: skip
         hosts.more(2, 0.2)
-    assert as_at_first(job, engine)
+    assert is_unchanged(job, engine)
     with pytest.raises(NoMoreHostsError):
         hosts.more(1, 0)
-    assert [wanted.names for wanted in engine.asked] == [("fleet_2", "fleet_3"), ("fleet_4",)], "no name comes twice"
+    assert [request.names for request in engine.calls] == [("fleet_2", "fleet_3"), ("fleet_4",)], "no name comes twice"
 
 
 def test_an_engine_that_refuses_or_ends_hosts_is_quoted(hosts: JobHosts, job: Job, engine: Engine) -> None:
-    engine.why = "the budget is spent"
+    engine.refusal = "the budget is spent"
     with pytest.raises(NoMoreHostsError, match=r"TestJob 7 gives fleet no other host, .* changed: the budget is spent"):
         hosts.more(1, 20)
-    engine.why, engine.ended = "", "has failed: no such image"
+    engine.refusal, engine.ended = "", "has failed: no such image"
     with pytest.raises(
         NoMoreHostsError, match=r"(?s)nothing has changed: 1 of the hosts .*fleet_\d has failed: no such"
     ):
         hosts.more(1, 20)
-    assert as_at_first(job, engine)
+    assert is_unchanged(job, engine)
 
 
 def test_machines_are_named_only_to_engines_that_let_users_choose(hosts: JobHosts, engine: Engine) -> None:
     with pytest.raises(NoMoreHostsError, match=r"its engine chooses the machines[.] Say how many: hosts=2"):
         hosts.more(["node7", "node8"], 20)
-    assert engine.asked == []
+    assert engine.calls == []
     engine.takes_places = True
     with pytest.raises(NoMoreHostsError):
         hosts.more(["node7", "node8"], 0)
-    assert [wanted.places for wanted in engine.asked] == [("node7", "node8")]
+    assert [request.places for request in engine.calls] == [("node7", "node8")]
 
 
 def test_engines_say_which_lost_hosts_ended_or_are_silent(
     hosts: JobHosts, job: Job, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.joined({"fleet_0": "node4", "fleet_1": "node5"})
-    seen = {"fleet_0": Seen("running", "on node4", host="node4"), "fleet_1": Seen("unknown", "on node5")}
+    states = {"fleet_0": Seen("running", "on node4", host="node4"), "fleet_1": Seen("unknown", "on node5")}
     answers = threading.Event()
-    monkeypatch.setattr(engine, "look", lambda job: answers.wait(20) and {name: seen[name] for name in job.agents})
+    monkeypatch.setattr(engine, "look", lambda job: answers.wait(20) and {name: states[name] for name in job.agents})
     monkeypatch.setattr(elastic, "_ANSWER_S", 0.2)
     with pytest.raises(NoMoreHostsError, match=r"the engine of TestJob 7 has not answered within 0.2 s"):
         hosts.fate(["node4"])
     answers.set()
     monkeypatch.setattr(elastic, "_ANSWER_S", 20.0)
     assert hosts.fate(["node5"]) == {"node5": Fate(False, "fleet_1 on node5")}
-    found = hosts.fate(["node4", "node9"])
-    assert found == {
+    fates = hosts.fate(["node4", "node9"])
+    assert fates == {
         "node4": Fate(False, "fleet_0 on node4"),
         "node9": Fate(True, "it is no host of TestJob 7 any more"),
     }
-    seen = {"fleet_0": Seen("running", "on node4", host="node8"), "fleet_1": Seen("waiting", "waits in the queue")}
+    states = {"fleet_0": Seen("running", "on node4", host="node8"), "fleet_1": Seen("waiting", "waits in the queue")}
     assert [fate.ended for fate in hosts.fate(["node4", "node5"]).values()] == [True, True], "others come instead"
 
-    def gone(job: Running) -> Mapping[str, Seen]:
+    def refuse(job: Running) -> Mapping[str, Seen]:
         raise EngineError("squeue: Unable to contact slurm controller")
 
-    monkeypatch.setattr(engine, "look", gone)
+    monkeypatch.setattr(engine, "look", refuse)
     with pytest.raises(NoMoreHostsError, match=r"TestJob 7 cannot be asked for its hosts: squeue: Unable to contact"):
         hosts.fate(["node4"])
 
@@ -198,27 +198,27 @@ def test_an_interrupt_ends_the_wait_and_later_what_was_started(
         engine.may_answer.clear()
 
     def press_stop() -> None:
-        until(lambda: bool(engine.asked and (job.arrivals or not engine.may_answer.is_set())))
+        until(lambda: bool(engine.calls and (job.arrivals or not engine.may_answer.is_set())))
         signal.raise_signal(signal.SIGINT)
 
     threading.Thread(target=press_stop, name="pytest_timeout stop", daemon=True).start()
     with pytest.raises(KeyboardInterrupt, match=r"stopped waiting for hosts of TestJob 7: .* and nothing has changed"):
         hosts.more(2, 600)
     engine.may_answer.set()
-    until(lambda: engine.let_down == ["fleet_2", "fleet_3"])
-    until(lambda: as_at_first(job, engine))
+    until(lambda: engine.released == ["fleet_2", "fleet_3"])
+    until(lambda: is_unchanged(job, engine))
     engine.ended = "comes no more"
     with pytest.raises(NoMoreHostsError, match="comes no more"):  # and the next request is heard
         hosts.more(1, 20)
 
 
 def test_killing_the_job_ends_the_wait_and_leaves_nothing(hosts: JobHosts, job: Job, engine: Engine) -> None:
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def grow() -> None:
         with pytest.raises(Exception, match=r"TestJob 7: the job was killed") as raised:
             hosts.more(1, 600)
-        told.append(raised.value)
+        errors.append(raised.value)
 
     thread = threading.Thread(target=grow)
     thread.start()
@@ -226,7 +226,7 @@ def test_killing_the_job_ends_the_wait_and_leaves_nothing(hosts: JobHosts, job: 
     engine.release = lambda going, job: None  # type: ignore[method-assign, assignment]
     job.kill()
     thread.join(20)
-    assert (len(told), engine.agents, job.agents) == (1, {}, {})
+    assert (len(errors), engine.agents, job.agents) == (1, {}, {})
     engine.may_answer.clear()
     threading.Timer(0.05, engine.may_answer.set).start()
     with pytest.raises(NoMoreHostsError, match="nothing has changed: the job was killed"):
@@ -237,12 +237,12 @@ def test_a_full_folder_is_reported_and_no_host_is_requested(hosts: JobHosts, job
     job.folder = Path("/proc/self")
     with pytest.raises(NoMoreHostsError, match=r"nothing has changed: \[Errno"):
         hosts.more(1, 20)
-    assert engine.asked == []
+    assert engine.calls == []
 
 
 @pytest.fixture
-def told(job: Job) -> Iterator[list[str]]:
-    """What people are told of hosts; the second host of the job is a spare."""
+def news(job: Job) -> Iterator[list[str]]:
+    """The notices of hosts; the second host of the job is a spare."""
     job.role, job.spare_agents = Role(spares=1), ("fleet_1",)
     (job.folder / "fleet_1.log").touch()  # it has written something
     lines: list[str] = []
@@ -251,49 +251,49 @@ def told(job: Job) -> Iterator[list[str]]:
     current_runtime().part(HostNotices).present(None)
 
 
-def test_spares_that_fail_are_reported_and_retried_a_few_times(job: Job, engine: Engine, told: list[str]) -> None:
+def test_spares_that_fail_are_reported_and_retried_a_few_times(job: Job, engine: Engine, news: list[str]) -> None:
     engine.ended = "has failed: no such image"
     hosts = JobHosts(job, "fleet")
-    until(lambda: told and told[-1].endswith("has no spare host any more: 3 came to nothing within 600 s"), str(told))
-    assert [wanted.names for wanted in engine.asked] == [("fleet_2",), ("fleet_3",), ("fleet_4",)]
-    assert told[0] == "TestJob 7: the spare host fleet_1 has failed: no such image. No mesh was on it"
+    until(lambda: news and news[-1].endswith("has no spare host any more: 3 came to nothing within 600 s"), str(news))
+    assert [request.names for request in engine.calls] == [("fleet_2",), ("fleet_3",), ("fleet_4",)]
+    assert news[0] == "TestJob 7: the spare host fleet_1 has failed: no such image. No mesh was on it"
     until(lambda: list(engine.agents) == list(job.agents) == ["fleet_0"], "they were let go")
     assert hosts.waiting == ()
     hosts.close()
 
 
-def test_a_spare_requested_while_the_job_is_killed_ends_at_once(job: Job, engine: Engine, told: list[str]) -> None:
+def test_a_spare_requested_while_the_job_is_killed_ends_at_once(job: Job, engine: Engine, news: list[str]) -> None:
     engine.may_answer.clear()
     engine.ended = "has failed"
     hosts = JobHosts(job, "fleet")
-    until(lambda: engine.asked, "another one is asked for")
+    until(lambda: engine.calls, "another one is asked for")
     hosts.close()
     job.kill()
     engine.may_answer.set()
-    until(lambda: engine.let_down == ["fleet_1", "fleet_2"], "it ends")
+    until(lambda: engine.released == ["fleet_1", "fleet_2"], "it ends")
     assert engine.agents == {}
-    assert len(told) == 1
+    assert len(news) == 1
 
 
-def test_an_engine_that_gives_no_other_spare_says_so(job: Job, engine: Engine, told: list[str]) -> None:
-    engine.why, engine.ended = "the budget is spent", "has failed"
+def test_an_engine_that_gives_no_other_spare_says_so(job: Job, engine: Engine, news: list[str]) -> None:
+    engine.refusal, engine.ended = "the budget is spent", "has failed"
     JobHosts(job, "fleet")
-    until(lambda: len(told) == 2, "it is told")
-    assert told[1] == "TestJob 7: there is no new spare host for fleet: the budget is spent"
+    until(lambda: len(news) == 2, "it is reported")
+    assert news[1] == "TestJob 7: there is no new spare host for fleet: the budget is spent"
 
 
 def test_two_meshes_given_hosts_at_once_are_both_recorded(hosts: JobHosts, job: Job, engine: Engine) -> None:
-    others = JobHosts(job, "loaders")
+    loaders = JobHosts(job, "loaders")
     engine.may_answer.clear()
-    growing = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, others)]
+    growing = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, loaders)]
     for thread in growing:
         thread.start()
-    until(lambda: len(engine.asked) == 2, "both have asked")
+    until(lambda: len(engine.calls) == 2, "both have asked")
     engine.may_answer.set()
     until(lambda: {"fleet_2", "loaders_0"} <= job.agents.keys(), "both are written down")
     for thread in growing:
         thread.join(20)
-    assert as_at_first(job, engine)
+    assert is_unchanged(job, engine)
 
 
 OTHER = """
@@ -315,19 +315,19 @@ def test_another_process_that_gets_hosts_for_the_job_is_waited_for(
 ) -> None:
     engine.chooses = chooses
     line = [sys.executable, "-c", OTHER, str(job.folder)]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
         growing = threading.Thread(target=lambda: _refused(hosts), daemon=True)
         growing.start()
-        assert not engine.asked
-        other.stdin.write("\n")
-        other.stdin.flush()
-        assert other.stdout.readline() == "let go\n"
+        assert not engine.calls
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "let go\n"
     growing.join(20)
-    assert [wanted.names for wanted in engine.asked] == [("fleet_8",)]
-    assert as_at_first(job, engine)
+    assert [request.names for request in engine.calls] == [("fleet_8",)]
+    assert is_unchanged(job, engine)
 
 
 def test_an_interrupt_ends_the_wait_for_another_process_too(hosts: JobHosts, job: Job, engine: Engine) -> None:
@@ -335,28 +335,28 @@ def test_an_interrupt_ends_the_wait_for_another_process_too(hosts: JobHosts, job
         threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt, match="stopped waiting"):
             hosts.more(1, 30.0)
-    assert not engine.asked
+    assert not engine.calls
 
 
 def test_engines_that_choose_are_asked_one_at_a_time(hosts: JobHosts, job: Job, engine: Engine) -> None:
     engine.chooses = True
-    others = JobHosts(job, "loaders")
+    loaders = JobHosts(job, "loaders")
     engine.may_answer.clear()
-    growing = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, others)]
+    growing = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, loaders)]
     for thread in growing:
         thread.start()
-    until(lambda: len(engine.asked) == 1, "one has asked")
+    until(lambda: len(engine.calls) == 1, "one has asked")
     folder = os.open(job.folder, os.O_RDONLY)
     try:
         assert not elastic._try_lock(folder)
     finally:
         os.close(folder)
-    assert len(engine.asked) == 1
+    assert len(engine.calls) == 1
     engine.may_answer.set()
-    until(lambda: len(engine.asked) == 2, "then the other one")
+    until(lambda: len(engine.calls) == 2, "then the other one")
     for thread in growing:
         thread.join(20)
-    assert as_at_first(job, engine)
+    assert is_unchanged(job, engine)
 
 
 def _refused(mesh: JobHosts) -> None:

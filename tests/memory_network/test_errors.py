@@ -1,4 +1,4 @@
-"""What a caller is told when an endpoint raises, or when something cannot be sent."""
+"""The caller's error when an endpoint raises, or when a value cannot be sent."""
 
 import sys
 import threading
@@ -144,7 +144,7 @@ def raisers(quad: ProcMesh) -> Any:
 
 
 @pytest.fixture
-def one(quad: ProcMesh) -> Any:
+def raiser(quad: ProcMesh) -> Any:
     return quad.slice(gpus=0).spawn("one", Raiser)
 
 
@@ -229,17 +229,17 @@ def test_an_error_answered_through_the_port_is_the_callers(raisers: Any) -> None
     assert raisers.alive.call().get(20).values() == [True] * 4
 
 
-def test_an_exception_that_escapes_with_an_explicit_port_fails_the_actor(one: Any, faults: Faults) -> None:
+def test_an_exception_that_escapes_with_an_explicit_port_fails_the_actor(raiser: Any, faults: Faults) -> None:
     with pytest.raises(SupervisionError, match="nobody catches this"):
-        one.fails_by_port.call_one().get(20)
+        raiser.fails_by_port.call_one().get(20)
     assert "nobody catches this" in faults.next().report()
     with pytest.raises(SupervisionError, match=r"Endpoint call one.alive\(\) failed"):
-        one.alive.call_one().get(20)
+        raiser.alive.call_one().get(20)
 
 
-def test_an_extraordinary_exception_fails_the_actor(one: Any, faults: Faults) -> None:
+def test_an_extraordinary_exception_fails_the_actor(raiser: Any, faults: Faults) -> None:
     with pytest.raises(SupervisionError, match="NotOrdinary: 3"):
-        one.exits.call_one().get(20)
+        raiser.exits.call_one().get(20)
     failure = faults.next()
     assert failure.mesh_name == "one"
     assert "NotOrdinary: 3" in str(failure.cause.text)

@@ -17,7 +17,7 @@ class Sync(Actor):
     def __init__(self) -> None:
         self.local = threading.local()
         self.local.count = 0
-        self.born_on = threading.get_ident()
+        self.thread_id = threading.get_ident()
         self.open = threading.Event()
 
     @endpoint
@@ -32,7 +32,7 @@ class Sync(Actor):
 
     @endpoint
     def same_thread(self) -> bool:
-        return threading.get_ident() == self.born_on
+        return threading.get_ident() == self.thread_id
 
 
 class Async(Actor):
@@ -112,8 +112,8 @@ class Cancelled(Actor):
 class Blocked(Actor):
     @endpoint
     def hold(self, port: Port[Port[None]]) -> None:
-        mine, receiver = Channel[None].open()
-        port.send(mine)
+        key, receiver = Channel[None].open()
+        port.send(key)
         receiver.recv().get(30)
 
     @endpoint
@@ -167,8 +167,8 @@ def test_outstanding_concurrent_endpoints_are_cancelled_before_the_clean_up(quad
 
 
 def test_actors_of_one_process_run_side_by_side(quad: ProcMesh) -> None:
-    one = quad.slice(gpus=0)
-    slow, quick = one.spawn("slow", Blocked), one.spawn("quick", Blocked)
+    procs = quad.slice(gpus=0)
+    slow, quick = procs.spawn("slow", Blocked), procs.spawn("quick", Blocked)
     port, receiver = Channel[Port[None]].open()
     waiting = slow.hold.call_one(port)
     key = receiver.recv().get(20)

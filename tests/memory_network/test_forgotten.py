@@ -1,4 +1,4 @@
-"""Futures that nobody looks at: an error in them is told all the same, once, and only then."""
+"""Errors in futures that nobody reads are reported, once, and only those."""
 
 import threading
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from tests.polling import until
 pytestmark = pytest.mark.timeout(60)
 
 
-GATE = threading.Event()  # the actors live in this very process
+GATE = threading.Event()  # the actors run in this process
 BEGUN = threading.Semaphore(0)
 
 
 class Divider(Actor):
-    """Fails when it is asked to, and when it is let to."""
+    """Fails at once, or when the gate opens."""
 
     @endpoint
     def divide(self, x: float) -> float:
@@ -43,85 +43,85 @@ def procs() -> Iterator[ProcMesh]:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     GATE.clear()
-    found: list[tuple[str, int]] = []
+    errors: list[tuple[str, int]] = []
 
     def tell(error: BaseException, count: int) -> None:
         assert isinstance(error, ActorError)
-        found.append((repr(error.exception), count))
+        errors.append((repr(error.exception), count))
 
     monkeypatch.setattr(unretrieved, "report", tell)
-    return found
+    return errors
 
 
-def nothing_else(mesh: Any, told: list[tuple[str, int]]) -> None:
-    """One more that is forgotten, alone: all before it has been told by then."""
-    before = len(told)
+def expect_no_more(mesh: Any, log: list[tuple[str, int]]) -> None:
+    """Drops one more future, alone: all earlier reports have arrived by then."""
+    before = len(log)
     mesh.divide.call("x")
-    until(lambda: len(told) > before)
-    assert [kind for kind, _ in told[before:]] == ["TypeError(\"unsupported operand type(s) for /: 'int' and 'str'\")"]
+    until(lambda: len(log) > before)
+    assert [kind for kind, _ in log[before:]] == ["TypeError(\"unsupported operand type(s) for /: 'int' and 'str'\")"]
 
 
-def test_the_error_of_a_dropped_call_is_shown_when_it_comes(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
+def test_the_error_of_a_dropped_call_is_shown_when_it_comes(procs: ProcMesh, log: list[tuple[str, int]]) -> None:
     mesh = procs.spawn("a", Divider)
     mesh.initialized.get(SECONDS)
     mesh.late.call(0)
     mesh.late.call(1)
-    assert told == []
+    assert log == []
     GATE.set()
-    until(lambda: told)
-    assert told == [("ZeroDivisionError('division by zero')", 1)]
+    until(lambda: log)
+    assert log == [("ZeroDivisionError('division by zero')", 1)]
 
 
-def test_only_futures_dropped_unread_count_as_unretrieved(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
+def test_only_futures_dropped_unread_count_as_unretrieved(procs: ProcMesh, log: list[tuple[str, int]]) -> None:
     mesh = procs.spawn("b", Divider)
     kept, dropped, read = (mesh.divide.call(0) for _ in range(3))
     with pytest.raises(ActorError, match="division by zero"):
         read.get(SECONDS)
     del read
-    nothing_else(mesh, told)
+    expect_no_more(mesh, log)
     del dropped
-    until(lambda: len(told) > 1)
-    assert told[1:] == [("ZeroDivisionError('division by zero')", 1)]
+    until(lambda: len(log) > 1)
+    assert log[1:] == [("ZeroDivisionError('division by zero')", 1)]
     with pytest.raises(ActorError, match="division by zero"):
         kept.get()
     del kept
-    nothing_else(mesh, told)
+    expect_no_more(mesh, log)
 
 
 def test_an_error_reported_elsewhere_is_not_reported_for_a_dropped_future(
-    procs: ProcMesh, told: list[tuple[str, int]]
+    procs: ProcMesh, log: list[tuple[str, int]]
 ) -> None:
     mesh = procs.spawn("f", Divider)
     before, after = mesh.late.call(0), mesh.divide.call(0)
-    reported_elsewhere(before)  # that it fails is not known yet
+    reported_elsewhere(before)  # its failure is not known yet
     GATE.set()
     after.wait(SECONDS)
     reported_elsewhere(after)
     del before, after
-    nothing_else(mesh, told)
+    expect_no_more(mesh, log)
 
 
-def test_futures_dropped_together_are_reported_once(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
+def test_futures_dropped_together_are_reported_once(procs: ProcMesh, log: list[tuple[str, int]]) -> None:
     mesh = procs.spawn("c", Divider)
     for _ in range(50):
         mesh.divide.call(0)
-    until(lambda: sum(count for _, count in told) == 50)
-    assert len(told) < 25
+    until(lambda: sum(count for _, count in log) == 50)
+    assert len(log) < 25
     mesh.slice(gpus=1).divide.call_one(0)
     mesh.divide.choose(0)
-    until(lambda: sum(count for _, count in told) == 52)
+    until(lambda: sum(count for _, count in log) == 52)
 
 
 def test_cancelled_or_interrupted_calls_are_not_reported_when_dropped(
-    procs: ProcMesh, told: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    procs: ProcMesh, log: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupts, "SILENT_AFTER", 0.3)
     mesh = procs.spawn("d", Divider)
     mesh.late.call(0).cancel()
     GATE.set()
-    nothing_else(mesh, told)
+    expect_no_more(mesh, log)
     GATE.clear()
     while BEGUN.acquire(blocking=False):
         pass
@@ -132,7 +132,7 @@ def test_cancelled_or_interrupted_calls_are_not_reported_when_dropped(
     interrupts.interrupted(mesh._state, [0, 1])
     GATE.set()
     mesh.divide.call(1).get(SECONDS)
-    nothing_else(mesh, told)
+    expect_no_more(mesh, log)
 
 
 def test_a_future_says_how_it_stands_and_that_get_is_missing(procs: ProcMesh) -> None:
@@ -164,21 +164,21 @@ def test_a_future_says_how_it_stands_and_that_get_is_missing(procs: ProcMesh) ->
     assert repr(failed) == "<Future failed: ZeroDivisionError: division by zero>"
 
 
-def test_errors_of_a_stream_that_nobody_reads_are_shown_once(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
+def test_errors_of_a_stream_that_nobody_reads_are_shown_once(procs: ProcMesh, log: list[tuple[str, int]]) -> None:
     mesh = procs.spawn("f", Divider)
     unread: Any = mesh.divide.stream(0)
     del unread
-    until(lambda: told)
-    assert told == [("ZeroDivisionError('division by zero')", 1)]
+    until(lambda: log)
+    assert log == [("ZeroDivisionError('division by zero')", 1)]
     for future in mesh.divide.stream(0):
         with pytest.raises(ActorError, match="division by zero"):
             future.get(SECONDS)
-        break  # as an error does that nobody catches
+        break  # like an uncaught error
     del future
-    nothing_else(mesh, told)
+    expect_no_more(mesh, log)
     assert [future.get(SECONDS) for future in mesh.divide.stream(2)] == [0.5, 0.5]
     for future in mesh.divide.stream(0):
         assert future.done() in (False, True)
     del future
-    until(lambda: len(told) > 2)
-    assert told[2:] == [("ZeroDivisionError('division by zero')", 1)]
+    until(lambda: len(log) > 2)
+    assert log[2:] == [("ZeroDivisionError('division by zero')", 1)]

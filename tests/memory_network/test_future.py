@@ -30,8 +30,8 @@ class Gate(Actor):
 
     @endpoint
     def after(self, port: Port[Port[int]], x: int) -> int:
-        mine, receiver = Channel[int].open()
-        port.send(mine)
+        key, receiver = Channel[int].open()
+        port.send(key)
         return x + receiver.recv().get(20)
 
 
@@ -41,7 +41,7 @@ def gate(quad: ProcMesh) -> Any:
 
 
 @pytest.fixture
-def held(gate: Any) -> tuple[Future[int], Callable[[], None]]:
+def gated_call(gate: Any) -> tuple[Future[int], Callable[[], None]]:
     """A call that answers 42 once the function is called."""
     port, receiver = Channel[Port[int]].open()
     future = gate.after.call_one(port, 40)
@@ -54,8 +54,8 @@ def test_a_future_cannot_be_made_by_hand() -> None:
         Future()
 
 
-def test_a_time_out_leaves_the_call_running(held: Any) -> None:
-    future, open_gate = held
+def test_a_time_out_leaves_the_call_running(gated_call: Any) -> None:
+    future, open_gate = gated_call
     for _ in range(3):
         with pytest.raises(TimeoutError, match=r"gate.after\(\) has not answered yet"):
             future.get(timeout=0.01)
@@ -69,8 +69,8 @@ def test_a_time_out_leaves_the_call_running(held: Any) -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, math.nan, "1", True, [1]])
-def test_a_timeout_is_a_number_of_seconds(held: Any, timeout: Any) -> None:
-    future, open_gate = held
+def test_a_timeout_is_a_number_of_seconds(gated_call: Any, timeout: Any) -> None:
+    future, open_gate = gated_call
     with pytest.raises(ValueError, match="timeout must be"):
         future.get(timeout)
     open_gate()
@@ -87,14 +87,14 @@ def test_an_error_is_raised_at_each_get_and_available_as_object(gate: Any) -> No
     assert isinstance(error.exception, ValueError)
 
 
-def test_many_may_await_one_future(held: Any) -> None:
-    future, open_gate = held
+def test_many_may_await_one_future(gated_call: Any) -> None:
+    future, open_gate = gated_call
 
     async def main() -> list[int]:
-        async def one() -> int:
+        async def wait() -> int:
             return await future
 
-        tasks = [asyncio.create_task(one()) for _ in range(10)]
+        tasks = [asyncio.create_task(wait()) for _ in range(10)]
         mirror = future.as_asyncio()
         await asyncio.sleep(0)
         open_gate()
@@ -103,8 +103,8 @@ def test_many_may_await_one_future(held: Any) -> None:
     assert asyncio.run(main()) == [42] * 12
 
 
-def test_an_await_that_is_cancelled_leaves_the_call_running(held: Any) -> None:
-    future, open_gate = held
+def test_an_await_that_is_cancelled_leaves_the_call_running(gated_call: Any) -> None:
+    future, open_gate = gated_call
 
     async def main() -> int:
         with pytest.raises(TimeoutError):
@@ -145,16 +145,16 @@ def test_an_await_raises_what_the_endpoint_raised(gate: Any) -> None:
         asyncio.run(main())
 
 
-def test_many_threads_may_wait_for_one_future(held: Any) -> None:
-    future, open_gate = held
-    got: list[int] = []
-    threads = [threading.Thread(target=lambda: got.append(future.get(20))) for _ in range(20)]
+def test_many_threads_may_wait_for_one_future(gated_call: Any) -> None:
+    future, open_gate = gated_call
+    values: list[int] = []
+    threads = [threading.Thread(target=lambda: values.append(future.get(20))) for _ in range(20)]
     for thread in threads:
         thread.start()
     open_gate()
     for thread in threads:
         thread.join(20)
-    assert got == [42] * 20
+    assert values == [42] * 20
 
 
 def test_calls_from_many_threads_get_their_own_answers(gate: Any) -> None:
@@ -171,8 +171,8 @@ def test_calls_from_many_threads_get_their_own_answers(gate: Any) -> None:
     assert not wrong
 
 
-def test_an_interrupt_stops_the_waiting_and_not_the_call(held: Any) -> None:
-    future, open_gate = held
+def test_an_interrupt_stops_the_waiting_and_not_the_call(gated_call: Any) -> None:
+    future, open_gate = gated_call
     main = threading.main_thread().ident
 
     def interrupt() -> None:
@@ -194,8 +194,8 @@ def test_an_interrupt_stops_the_waiting_and_not_the_call(held: Any) -> None:
     assert future.get(20) == 42
 
 
-def test_a_future_resolves_though_the_loop_that_awaited_it_is_gone(held: Any) -> None:
-    future, open_gate = held
+def test_a_future_resolves_though_the_loop_that_awaited_it_is_gone(gated_call: Any) -> None:
+    future, open_gate = gated_call
 
     async def give_up() -> None:
         with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""heal_mesh: the very same mesh works again, for everybody who holds it."""
+"""heal_mesh: the same mesh works again, for all its holders."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,7 +49,7 @@ class Counter(Actor):
 
 
 class Parent(Actor):
-    """Its __init__ makes its child; so a re-created one has a child of its own again."""
+    """Its __init__ creates its child, so a re-created parent has a new child."""
 
     def __init__(self) -> None:
         self.child: Any = this_proc().spawn("child", Counter, 10)
@@ -74,8 +74,8 @@ class Caller(Actor):
 
 
 @pytest.fixture
-def killed(kill: Kill, faults: Faults) -> Kill:
-    """Kills processes, and claims the failure that comes of it."""
+def kill_procs(kill: Kill, faults: Faults) -> Kill:
+    """Kills processes, and claims the resulting failure."""
 
     def end(procs: ProcMesh) -> None:
         kill(procs)
@@ -94,11 +94,11 @@ def counters(own_procs: ProcMesh) -> Any:
     return own_procs.spawn("counters", Counter, 10, step=2)
 
 
-def test_a_killed_process_and_its_actors_come_back(own_procs: ProcMesh, counters: Any, killed: Kill) -> None:
+def test_a_killed_process_and_its_actors_come_back(own_procs: ProcMesh, counters: Any, kill_procs: Kill) -> None:
     part, flat = counters.slice(gpus=1), counters.flatten("all")
     assert counters.add.call().get(20).values() == [12, 12]
     before = counters.process.call().get(20).values()
-    killed(own_procs.slice(gpus=1))
+    kill_procs(own_procs.slice(gpus=1))
     with pytest.raises(SupervisionError):
         counters.add.call().get(20)
     assert heal_mesh(counters) is counters
@@ -135,15 +135,15 @@ def test_a_failed_actor_comes_back_in_its_living_process(counters: Any, faults: 
     assert counters.add.call().get(20).values() == [14, 12]
 
 
-def test_healing_processes_brings_all_their_actors_back(own_procs: ProcMesh, counters: Any, killed: Kill) -> None:
-    others: Any = own_procs.spawn("others", Counter, 100)
-    others.add.call().get(20)
-    killed(own_procs.slice(gpus=0))
+def test_healing_processes_brings_all_their_actors_back(own_procs: ProcMesh, counters: Any, kill_procs: Kill) -> None:
+    second: Any = own_procs.spawn("others", Counter, 100)
+    second.add.call().get(20)
+    kill_procs(own_procs.slice(gpus=0))
     with pytest.raises(SupervisionError):
-        others.add.call().get(20)
+        second.add.call().get(20)
     assert heal_mesh(own_procs) is own_procs
     assert counters.add.call().get(20).values() == [12, 12]
-    assert others.add.call().get(20).values() == [101, 102]
+    assert second.add.call().get(20).values() == [101, 102]
 
 
 def test_a_child_comes_back_through_its_parents_constructor(quad: ProcMesh, faults: Faults) -> None:
@@ -159,15 +159,15 @@ def test_a_child_comes_back_through_its_parents_constructor(quad: ProcMesh, faul
 
 
 def test_the_newest_class_is_used(quad: ProcMesh, faults: Faults) -> None:
-    made: Any = quad.slice(gpus=slice(0, 2)).spawn("made", globals()["Changing"])
-    assert made.version.call().get(20).values() == [1, 1]
-    fail(made, 1, faults)
+    mesh: Any = quad.slice(gpus=slice(0, 2)).spawn("made", globals()["Changing"])
+    assert mesh.version.call().get(20).values() == [1, 1]
+    fail(mesh, 1, faults)
     old = Changing
     try:
         globals()["Changing"] = define(2)
-        heal_mesh(made)
-        assert made.version.call().get(20).values() == [1, 2]
-        assert made.slice(gpus=1).extra.call_one().get(20) == "new in 2"
+        heal_mesh(mesh)
+        assert mesh.version.call().get(20).values() == [1, 2]
+        assert mesh.slice(gpus=1).extra.call_one().get(20) == "new in 2"
     finally:
         globals()["Changing"] = old
 

@@ -1,4 +1,4 @@
-"""What many procs send one another, and what their controller sends them: counted on the network."""
+"""Messages between many procs and from their controller, counted on the network."""
 
 from collections import Counter
 from typing import Any
@@ -13,7 +13,7 @@ from monarch_nb.wire import parse_address
 
 HOSTS = 3
 PROCS = 12  # on each
-METHODS = Counter[tuple[str, str]]  # of messages: what, and to whom
+METHODS = Counter[tuple[str, str]]  # of messages, by method and destination
 
 
 class Member(Actor):
@@ -23,7 +23,7 @@ class Member(Actor):
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> METHODS:
+def messages(monkeypatch: pytest.MonkeyPatch) -> METHODS:
     counts: METHODS = Counter()
     send = MemoryTransport.send
 
@@ -43,24 +43,24 @@ def spawn(simulated: Cluster) -> tuple[Any, Any]:
     return procs, members
 
 
-def test_procs_at_rest_send_nothing(simulated: Cluster, sent: METHODS) -> None:
+def test_procs_at_rest_send_nothing(simulated: Cluster, messages: METHODS) -> None:
     procs, _ = spawn(simulated)
-    sent.clear()
+    messages.clear()
     simulated.advance(600)
-    assert not sent
+    assert not messages
     simulated.result(procs.stop())
 
 
-def test_a_start_is_reported_to_the_owner_alone(simulated: Cluster, sent: METHODS) -> None:
+def test_a_start_is_reported_to_the_owner_alone(simulated: Cluster, messages: METHODS) -> None:
     procs, _ = spawn(simulated)
-    started = {to: count for (method, to), count in sent.items() if method == verbs.PROC_STARTED.name}
+    started = {dst: count for (method, dst), count in messages.items() if method == verbs.PROC_STARTED.name}
     assert list(started.values()) == [HOSTS * PROCS]
-    assert not any(parse_address(to).is_proc for to in started)
+    assert not any(parse_address(dst).is_proc for dst in started)
     simulated.result(procs.stop())
 
 
-def test_a_stop_is_one_message_to_each_host(simulated: Cluster, sent: METHODS) -> None:
+def test_a_stop_is_one_message_to_each_host(simulated: Cluster, messages: METHODS) -> None:
     procs, _ = spawn(simulated)
-    sent.clear()
+    messages.clear()
     simulated.result(procs.stop())
-    assert [count for (method, _), count in sent.items() if method == verbs.STOP.name] == [1] * HOSTS
+    assert [count for (method, _), count in messages.items() if method == verbs.STOP.name] == [1] * HOSTS

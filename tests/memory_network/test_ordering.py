@@ -21,8 +21,8 @@ class Log(Actor):
 
     @endpoint
     def take(self) -> list[Any]:
-        seen, self.seen = self.seen, []
-        return seen
+        notes, self.seen = self.seen, []
+        return notes
 
     @endpoint
     def size_of(self, x: bytes) -> None:
@@ -43,25 +43,25 @@ def test_large_and_small_messages_do_not_overtake_each_other(logs: Any) -> None:
 
 
 def test_an_actor_of_the_client_gets_its_messages_in_order_too() -> None:
-    here: Any = this_proc().spawn("here", Log)
+    mesh: Any = this_proc().spawn("here", Log)
     for n in range(1000):
-        here.note.broadcast(n)
-    assert here.take.call_one().get(20) == list(range(1000))
-    here.stop().get(20)
+        mesh.note.broadcast(n)
+    assert mesh.take.call_one().get(20) == list(range(1000))
+    mesh.stop().get(20)
 
 
 def test_answers_come_after_what_was_sent_to_ports_before() -> None:
-    here: Any = this_proc().spawn("here", PortLog)
+    mesh: Any = this_proc().spawn("here", PortLog)
     port, receiver = Channel[int].open()
-    here.count.call_one(port, 100).get(20)
+    mesh.count.call_one(port, 100).get(20)
     assert [receiver.recv().get(0.5) for _ in range(100)] == list(range(100))
-    here.stop().get(20)
+    mesh.stop().get(20)
 
 
 class PortLog(Actor):
     @endpoint
-    def count(self, port: Port[int], to: int) -> None:
-        for n in range(to):
+    def count(self, port: Port[int], limit: int) -> None:
+        for n in range(limit):
             port.send(n)
 
 
@@ -69,13 +69,13 @@ class PortLog(Actor):
 def test_messages_of_each_of_several_threads_stay_in_order(logs: Any, count: int) -> None:
     logs.take.call().get(20)
     threads = [
-        threading.Thread(target=lambda me=me: [logs.note.broadcast((me, n)) for n in range(count)]) for me in range(4)
+        threading.Thread(target=lambda i=i: [logs.note.broadcast((i, n)) for n in range(count)]) for i in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(50)
-    for seen in logs.take.call().get(50).values():
-        assert len(seen) == 4 * count
-        for me in range(4):
-            assert [n for who, n in seen if who == me] == list(range(count))
+    for notes in logs.take.call().get(50).values():
+        assert len(notes) == 4 * count
+        for i in range(4):
+            assert [n for origin, n in notes if origin == i] == list(range(count))

@@ -1,4 +1,4 @@
-"""pip on the hosts of a mesh: once in each environment, told by where it ran."""
+"""pip on the hosts of a mesh: once in each environment, with the hosts of each run."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from monarch_nb.testing import Cluster
 
 pytestmark = [pytest.mark.timeout(60)]
 HOSTS = 3
-ran: list[tuple[str, tuple[str, ...]]] = []
+runs: list[tuple[str, tuple[str, ...]]] = []
 
 
 def host() -> str:
@@ -20,7 +20,7 @@ def host() -> str:
 
 
 def pip(words: Sequence[str]) -> tuple[int, dict[str, tuple[str, str]]]:
-    ran.append((host(), tuple(words)))
+    runs.append((host(), tuple(words)))
     if words[-1] == f"fails-on-{host()}":
         return 1, {}
     return 0, {"toy": ("1.0", "2.0")} if "--upgrade" in words else {"toy": ("", "1.0")}
@@ -38,7 +38,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(packages, "_packages", lambda: tmp_path / ("other" if host() == "m2" else "ours"))
     monkeypatch.setattr(packages, "_pip", pip)
     monkeypatch.setattr(packages, "_loaded_packages", look)
-    ran.clear()
+    runs.clear()
     return tmp_path
 
 
@@ -50,9 +50,9 @@ def procs(simulated: Cluster) -> Iterator[ProcMesh]:
 
 
 def test_pip_runs_once_per_environment_and_leaves_no_mark(procs: ProcMesh, shared: Path) -> None:
-    told = run_pip(procs, ["install", "toy"])
-    assert sorted(ran) == [("m0", ("install", "toy")), ("m2", ("install", "toy"))]
-    first, second = repr(told).splitlines()
+    result = run_pip(procs, ["install", "toy"])
+    assert sorted(runs) == [("m0", ("install", "toy")), ("m2", ("install", "toy"))]
+    first, second = repr(result).splitlines()
     assert first.startswith("trainers hosts=0-1 (")
     assert second.startswith("trainers hosts=2 (")
     assert first.endswith("): toy 1.0")
@@ -60,9 +60,9 @@ def test_pip_runs_once_per_environment_and_leaves_no_mark(procs: ProcMesh, share
 
 
 def test_packages_that_ranks_loaded_before_they_changed_are_named(procs: ProcMesh, shared: Path) -> None:
-    told = repr(run_pip(procs, ["install", "--upgrade", "toy"])).splitlines()
-    assert told[0].endswith(": toy 1.0 → 2.0")
-    assert told[2].startswith(
+    lines = repr(run_pip(procs, ["install", "--upgrade", "toy"])).splitlines()
+    assert lines[0].endswith(": toy 1.0 → 2.0")
+    assert lines[2].startswith(
         "toy is loaded on hosts=2 as it was before: %heal trainers --kill starts the processes anew"
     )
 
@@ -70,9 +70,9 @@ def test_packages_that_ranks_loaded_before_they_changed_are_named(procs: ProcMes
 def test_a_partial_failure_is_reported_with_the_results_elsewhere(procs: ProcMesh, shared: Path) -> None:
     with pytest.raises(
         PipError, match=r"hosts=0-1 .*: toy 1.0\n.*hosts=2 \(.*\): pip has failed, with status 1"
-    ) as told:
+    ) as caught:
         run_pip(procs, ["install", "fails-on-m2"])
-    assert [each.status for each in told.value.installed.done] == [0, 1]
+    assert [run.status for run in caught.value.installed.done] == [0, 1]
     with pytest.raises(ValueError, match="pip needs words"):
         run_pip(procs, [])
 
@@ -81,6 +81,6 @@ def test_an_unwritable_folder_is_reported_by_machine(
     procs: ProcMesh, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages, "_packages", lambda: Path("/proc/nowhere"))
-    one: Any = procs.slice(hosts=slice(1, 3))
-    assert [each.where for each in run_pip(one, ["install", "toy"]).done] == ["hosts=0-1"]
-    assert ran == [("m1", ("install", "toy"))]
+    part: Any = procs.slice(hosts=slice(1, 3))
+    assert [run.where for run in run_pip(part, ["install", "toy"]).done] == ["hosts=0-1"]
+    assert runs == [("m1", ("install", "toy"))]

@@ -26,8 +26,8 @@ class Sender(Actor):
             port.send(value)
 
     @endpoint
-    def hand_on(self, other: Any, port: Port[Any]) -> None:
-        other.send.call_one(port, ["by another"]).get(20)
+    def hand_on(self, peer: Any, port: Port[Any]) -> None:
+        peer.send.call_one(port, ["by another"]).get(20)
 
     @endpoint
     def seen(self) -> list[str]:
@@ -84,13 +84,13 @@ def test_a_receive_that_was_given_up_does_not_eat_a_value() -> None:
     for _ in range(3):
         with pytest.raises(TimeoutError, match="no value has come"):
             receiver.recv().get(0.01)
-    kept = receiver.recv()
+    future = receiver.recv()
     with pytest.raises(TimeoutError):
-        kept.get(0.01)
+        future.get(0.01)
     port.send("a")
     port.send("b")
     assert receiver.recv().get(20) == "b"
-    assert kept.get(20) == "a"
+    assert future.get(20) == "a"
 
 
 def test_a_port_goes_from_hand_to_hand(senders: Any) -> None:
@@ -99,27 +99,27 @@ def test_a_port_goes_from_hand_to_hand(senders: Any) -> None:
     assert receiver.recv().get(20) == "by another"
 
 
-def came_back(sender: Any, count: int) -> int:
-    """How many values went back to their sender, once there are `count`: they go a way of their own."""
+def count_returned(sender: Any, count: int) -> int:
+    """The number of values returned to their sender, once there are `count`; they take their own route."""
     deadline = time.monotonic() + SECONDS
-    while len(seen := sender.seen.call_one().get(20)) < count:
-        assert time.monotonic() < deadline, seen
+    while len(values := sender.seen.call_one().get(20)) < count:
+        assert time.monotonic() < deadline, values
         time.sleep(0.005)
-    return len(seen)
+    return len(values)
 
 
 def test_a_port_for_one_value_takes_one_value(senders: Any) -> None:
     port, receiver = Channel[int].open(once=True)
-    one = senders.slice(gpus=0)
-    one.send.call_one(port, [1]).get(20)
+    sender = senders.slice(gpus=0)
+    sender.send.call_one(port, [1]).get(20)
     assert receiver.recv().get(20) == 1
-    before = len(one.seen.call_one().get(20))
-    one.send.call_one(port, [2]).get(20)  # another copy of it, unused
+    before = len(sender.seen.call_one().get(20))
+    sender.send.call_one(port, [2]).get(20)  # another copy of it, unused
     with pytest.raises(ValueError, match="received already"):
         receiver.recv().get(20)
-    assert came_back(one, before + 1) == before + 1
+    assert count_returned(sender, before + 1) == before + 1
     with pytest.raises(ActorError, match="has been used"):
-        one.send.call_one(port, [3, 4]).get(20)
+        sender.send.call_one(port, [3, 4]).get(20)
 
 
 def test_a_used_port_for_one_value_refuses_more_wherever_it_goes(senders: Any) -> None:
@@ -132,9 +132,9 @@ def test_a_used_port_for_one_value_refuses_more_wherever_it_goes(senders: Any) -
     with pytest.raises(TypeError, match="cannot pickle"):
         port.send(threading.Lock())  # type: ignore[arg-type]
     port.send(1)
-    for again in (port.send, lambda value: port.exception(ValueError(value))):
+    for send in (port.send, lambda value: port.exception(ValueError(value))):
         with pytest.raises(RuntimeError, match="takes one value"):
-            again(2)
+            send(2)
     with pytest.raises(ActorError, match="takes one value"):
         senders.slice(gpus=0).send.call_one(port, [3]).get(20)
     assert waiting[0].get(20) == 1
@@ -154,29 +154,29 @@ def test_only_an_exception_is_sent_as_one() -> None:
 def test_a_value_for_a_closed_receiver_returns_to_its_sender(senders: Any) -> None:
     port, receiver = Channel[int].open()
     del receiver
-    one = senders.slice(gpus=1)
-    before = len(one.seen.call_one().get(20))
-    one.send.call_one(port, [1]).get(20)
-    one.send.call_one(port, [1]).get(20)
-    assert came_back(one, before + 2) == before + 2
+    sender = senders.slice(gpus=1)
+    before = len(sender.seen.call_one().get(20))
+    sender.send.call_one(port, [1]).get(20)
+    sender.send.call_one(port, [1]).get(20)
+    assert count_returned(sender, before + 2) == before + 2
     port.return_undeliverable = False
-    one.send.call_one(port, [1]).get(20)
-    one.send.call_one(port, [1]).get(20)
-    assert len(one.seen.call_one().get(20)) == before + 2
+    sender.send.call_one(port, [1]).get(20)
+    sender.send.call_one(port, [1]).get(20)
+    assert len(sender.seen.call_one().get(20)) == before + 2
 
 
 def test_many_threads_may_send_and_receive() -> None:
     port, receiver = Channel[int].open()
-    got: list[int] = []
+    values: list[int] = []
     senders = [threading.Thread(target=lambda n=n: [port.send(n) for _ in range(100)]) for n in range(4)]
     takers = [
-        threading.Thread(target=lambda: got.extend(receiver.recv().get(20) for _ in range(100))) for _ in range(4)
+        threading.Thread(target=lambda: values.extend(receiver.recv().get(20) for _ in range(100))) for _ in range(4)
     ]
     for thread in (*senders, *takers):
         thread.start()
     for thread in (*senders, *takers):
         thread.join(30)
-    assert sorted(got) == sorted(n for n in range(4) for _ in range(100))
+    assert sorted(values) == sorted(n for n in range(4) for _ in range(100))
 
 
 def test_a_receiver_does_not_travel(senders: Any) -> None:

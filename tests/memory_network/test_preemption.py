@@ -1,4 +1,4 @@
-"""A host that is about to be taken away: owners hear of it before anything fails, and can use the time."""
+"""A host is about to be taken away: its owners get notice before anything fails."""
 
 import logging
 import re
@@ -32,13 +32,13 @@ class Trainer(Actor):
 
 
 class Keeper(Actor):
-    """Owns trainers, and saves those that are about to go."""
+    """Owns trainers, and saves those that are about to end."""
 
     def __init__(self, hosts: HostMesh, how: str) -> None:
         self.how = how
         self.procs = hosts.spawn_procs(name="trained")
         self.trainers = self.procs.spawn("trainers", Trainer)
-        self.told: list[tuple[bool, list[int], str, float | None]] = []
+        self.reports: list[tuple[bool, list[int], str, float | None]] = []
         self.saved: list[int] = []
         self.last = ""
 
@@ -48,16 +48,16 @@ class Keeper(Actor):
 
     @endpoint
     def heard(self) -> tuple[list[tuple[bool, list[int], str, float | None]], list[int]]:
-        return self.told, self.saved
+        return self.reports, self.saved
 
     @endpoint
     def text(self) -> str:
         return self.last
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        left = failure.seconds_left
-        seconds = None if left is None else round(left)
-        self.told.append((failure.preempted, failure.crashed_ranks, failure.where, seconds))
+        exact = failure.seconds_left
+        seconds = None if exact is None else round(exact)
+        self.reports.append((failure.preempted, failure.crashed_ranks, failure.where, seconds))
         self.last = failure.report()
         if self.how == "raises":
             raise ValueError("no")
@@ -83,14 +83,14 @@ def shown(simulated: Cluster) -> Iterator[list[str]]:
 @pytest.fixture
 def keeper(simulated: Cluster) -> Iterator[Callable[[HostMesh, str], Any]]:
     """Makes an owner of trainers on some hosts."""
-    made: list[ProcMesh] = []
+    meshes: list[ProcMesh] = []
 
     def make(hosts: HostMesh, how: str) -> Any:
-        made.append(simulated.this_host().spawn_procs({"one": 1}, name="beside"))
-        return made[-1].spawn("keeper", Keeper, hosts, how).slice(one=0)
+        meshes.append(simulated.this_host().spawn_procs({"one": 1}, name="beside"))
+        return meshes[-1].spawn("keeper", Keeper, hosts, how).slice(one=0)
 
     yield make
-    for procs in made:
+    for procs in meshes:
         procs.stop().get(20)
 
 
@@ -101,8 +101,8 @@ def test_the_owner_gets_notice_with_the_seconds_left_and_nothing_fails(
     owner = keeper(hosts, how)
     assert owner.step.call_one().get(20) == [1, 1]
     simulated.preempt_host(1, 30)
-    told, saved = owner.heard.call_one().get(20)
-    assert told == [(True, [], "hosts=1", 30)]
+    reports, saved = owner.heard.call_one().get(20)
+    assert reports == [(True, [], "hosts=1", 30)]
     assert saved == ([1] if how != "raises" else [])
     assert owner.step.call_one().get(20) == [2, 2]
     assert simulated.failures == []
@@ -115,8 +115,8 @@ def test_a_failure_after_a_notice_says_how_long_ago_it_was(
     owner.step.call_one().get(20)
     simulated.preempt_host(2, 30, "the night")
     simulated.kill_host(2)
-    told, _ = owner.heard.call_one().get(20)
-    assert [(preempted, ranks) for preempted, ranks, _, _ in told] == [(True, []), (False, [1])]
+    reports, _ = owner.heard.call_one().get(20)
+    assert [(preempted, ranks) for preempted, ranks, _, _ in reports] == [(True, []), (False, [1])]
     assert re.search(r"its machine is gone, 0 s after the notice of that \(the night\)", owner.text.call_one().get(20))
     simulated.keep_host(2)  # too late
     assert len(shown) == 1
@@ -139,14 +139,14 @@ replace=True) takes another host""",
   next: save what is there; trained.shrink(hosts=[0]) goes on without it; once it is lost, heal_mesh(trained, \
 replace=True) takes another host""",
     ]
-    left = procs.preempted
-    assert (list(left), left["m0"], round(left["m1"] or 0)) == (["m0", "m1"], None, 30)
+    seconds = procs.preempted
+    assert (list(seconds), seconds["m0"], round(seconds["m1"] or 0)) == (["m0", "m1"], None, 30)
     assert list(procs.slice(hosts=1).preempted) == ["m1"]
     simulated.keep_host(1)
     assert list(procs.preempted) == ["m0"]
     assert shown[2:] == ["Host m1 was to be taken away (Slurm job 7 has reached its time limit), and is still there: "
                          "it is as before"]  # fmt: skip
-    simulated.keep_host(1)  # it is told once
+    simulated.keep_host(1)  # reported only once
     assert len(shown) == 3
     current_runtime().part(HostNotices).present(None)
     with caplog.at_level(logging.WARNING):
@@ -164,8 +164,8 @@ def test_notices_for_all_hosts_of_a_job_at_once_are_one(
         simulated._hosts[f"m{number}"].warn(PreemptionNotice(by="Slurm", seconds=30.0 - number, at=1.0), "m0/c0.0.0")
     simulated.settle()
     simulated.advance(1)
-    told, _ = owner.heard.call_one().get(20)
-    assert told == [(True, [], "all 2 ranks", 29)]
+    reports, _ = owner.heard.call_one().get(20)
+    assert reports == [(True, [], "all 2 ranks", 29)]
     assert owner.text.call_one().get(20).startswith("2 hosts (m0, m1) are about to be taken away (Slurm), in 29 s\n")
     assert len(shown) == 1
     assert "shrink" not in shown[0], "nothing would stay"

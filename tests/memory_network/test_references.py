@@ -1,4 +1,4 @@
-"""Meshes in messages: what arrives is a reference to the very same actors."""
+"""Meshes in messages arrive as references to the same actors."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Holder(Actor):
-    def __init__(self, *held: Any) -> None:
-        self.held = held
+    def __init__(self, *meshes: Any) -> None:
+        self.meshes = meshes
         self.log: list[Any] = []
 
     @endpoint
@@ -27,12 +27,12 @@ class Holder(Actor):
         return self.log
 
     @endpoint
-    def ask(self, other: Any) -> list[int]:
-        return other.rank.call().get(20).values()
+    def ask(self, mesh: Any) -> list[int]:
+        return mesh.rank.call().get(20).values()
 
     @endpoint
     def ask_held(self) -> list[int]:
-        return self.held[0].rank.call().get(20).values()
+        return self.meshes[0].rank.call().get(20).values()
 
     @endpoint
     def ask_nested(self, box: dict[str, Any]) -> list[list[int]]:
@@ -43,8 +43,8 @@ class Holder(Actor):
         return mesh
 
     @endpoint
-    def same(self, one: Any, two: Any) -> tuple[bool, bool, int]:
-        return one == two, one._state is two._state, len({one, two})
+    def same(self, first: Any, second: Any) -> tuple[bool, bool, int]:
+        return first == second, first._state is second._state, len({first, second})
 
     @endpoint
     def spawn_here(self, procs: Any, name: str) -> Any:
@@ -57,8 +57,8 @@ class Holder(Actor):
 
 class AsyncAsker(Actor):
     @endpoint
-    async def ask(self, other: Any) -> list[int]:
-        return (await other.rank.call()).values()
+    async def ask(self, mesh: Any) -> list[int]:
+        return (await mesh.rank.call()).values()
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,8 @@ def test_an_actor_calls_another_one_it_was_given(quad: ProcMesh, holders: Any) -
 
 
 def test_references_may_be_constructor_arguments(quad: ProcMesh, holders: Any) -> None:
-    others: Any = quad.spawn("others", Holder, holders.slice(gpus=slice(2, 4)))
-    assert others.ask_held.call().get(20).values() == [[0, 1]] * 4
+    second: Any = quad.spawn("others", Holder, holders.slice(gpus=slice(2, 4)))
+    assert second.ask_held.call().get(20).values() == [[0, 1]] * 4
 
 
 def test_references_travel_inside_of_containers(holders: Any) -> None:
@@ -83,14 +83,14 @@ def test_references_travel_inside_of_containers(holders: Any) -> None:
 
 
 def test_a_mesh_that_travels_back_is_the_same_object(quad: ProcMesh, holders: Any) -> None:
-    one = holders.slice(gpus=1)
-    for mesh in (holders, one, holders.rename(gpus="ranks"), quad, quad.slice(gpus=0), this_host(), this_proc()):
-        back = one.back.call_one(mesh).get(20)
-        assert back == mesh
-        assert hash(back) == hash(mesh)
-        assert back.sizes == mesh.sizes
-    assert one.back.call_one(holders).get(20)._state is holders._state
-    assert holders != one
+    holder = holders.slice(gpus=1)
+    for mesh in (holders, holder, holders.rename(gpus="ranks"), quad, quad.slice(gpus=0), this_host(), this_proc()):
+        result = holder.back.call_one(mesh).get(20)
+        assert result == mesh
+        assert hash(result) == hash(mesh)
+        assert result.sizes == mesh.sizes
+    assert holder.back.call_one(holders).get(20)._state is holders._state
+    assert holders != holder
     assert quad != quad.slice(gpus=0)
 
 
@@ -104,17 +104,17 @@ def test_a_reference_describes_itself_as_the_original_does(holders: Any) -> None
 
 
 def test_a_process_mesh_can_be_given_away_to_spawn_on(quad: ProcMesh, holders: Any) -> None:
-    made = holders.slice(gpus=0).spawn_here.call_one(quad.slice(gpus=slice(1, 3)), "made").get(20)
-    assert made.rank.call().get(20).values() == [0, 1]
-    assert holders.slice(gpus=3).ask.call_one(made).get(20) == [0, 1]
+    mesh = holders.slice(gpus=0).spawn_here.call_one(quad.slice(gpus=slice(1, 3)), "made").get(20)
+    assert mesh.rank.call().get(20).values() == [0, 1]
+    assert holders.slice(gpus=3).ask.call_one(mesh).get(20) == [0, 1]
 
 
 def test_calls_of_two_actors_on_one_process_are_messages_too(quad: ProcMesh, holders: Any) -> None:
-    one: Any = quad.slice(gpus=0).spawn("one", Holder, holders.slice(gpus=0))
-    assert one.ask_held.call_one().get(20) == [0]
+    holder: Any = quad.slice(gpus=0).spawn("one", Holder, holders.slice(gpus=0))
+    assert holder.ask_held.call_one().get(20) == [0]
     local = [1]
-    here: Any = this_proc().spawn("here", Holder)
-    here.add.call_one(local).get(20)
+    mesh: Any = this_proc().spawn("here", Holder)
+    mesh.add.call_one(local).get(20)
     local.append(2)
-    assert here.read.call_one().get(20) == [[1]]
-    here.stop().get(20)
+    assert mesh.read.call_one().get(20) == [[1]]
+    mesh.stop().get(20)

@@ -1,4 +1,4 @@
-"""Calls between hosts whose messages a relay has taken along when it ended."""
+"""Calls between hosts whose messages were lost with a relay."""
 
 import functools
 from typing import Any
@@ -21,8 +21,8 @@ HOSTS = 3
 SOON = 20.0
 
 
-def loses(node: Any, kind: Kind, *, to: str = "") -> None:
-    """A process loses the next call or cast that comes, or the next answer that it sends `to` somebody."""
+def lose(node: Any, kind: Kind, *, to: str = "") -> None:
+    """Makes a process lose its next incoming call or cast, or the next answer that it sends `to` an address."""
     handler, send = node._handler, node.send
 
     def take(header: Any, parcel: Any) -> None:
@@ -41,18 +41,18 @@ def loses(node: Any, kind: Kind, *, to: str = "") -> None:
 
 
 class Other(Actor):
-    """Is called; loses messages as if they had never come or gone."""
+    """Is called; loses messages in either direction."""
 
     def __init__(self) -> None:
         self.ran = 0
 
     @endpoint
     def lose(self, kind: int) -> None:
-        """Loses the next call that comes, or the next answer that goes."""
+        """Loses the next call or the next answer."""
         if kind == Kind.REPLY:
-            current_runtime().later(0.0, lambda: loses(current_runtime().node, Kind.REPLY))  # not the answer to this
+            current_runtime().later(0.0, lambda: lose(current_runtime().node, Kind.REPLY))  # not the answer to this
         else:
-            loses(current_runtime().node, Kind.CALL)
+            lose(current_runtime().node, Kind.CALL)
 
     @endpoint
     def step(self) -> int:
@@ -69,19 +69,19 @@ class Other(Actor):
 
 
 class Caller(Actor):
-    """Calls, and sends what comes of it to a port."""
+    """Calls, and sends the outcome to a port."""
 
     @endpoint
-    async def casts(self, others: Any, outcome: Port[str]) -> None:
+    async def casts(self, peers: Any, outcome: Port[str]) -> None:
         try:
-            outcome.send(f"{list((await others.step.call()).values())}")
+            outcome.send(f"{list((await peers.step.call()).values())}")
         except SupervisionError as error:
             outcome.send(str(error))
 
     @endpoint
-    async def calls(self, other: Any, name: str, outcome: Port[str]) -> None:
+    async def calls(self, peer: Any, name: str, outcome: Port[str]) -> None:
         try:
-            outcome.send(f"{await getattr(other, name).call_one()}")
+            outcome.send(f"{await getattr(peer, name).call_one()}")
         except SupervisionError as error:
             outcome.send(str(error))
 
@@ -105,26 +105,26 @@ def relay_changes(caller: Any) -> None:
 def test_a_call_that_is_lost_with_a_relay_is_an_error(
     pair: tuple[Any, Any], simulated: Cluster, kind: Kind, text: str, ran: int
 ) -> None:
-    caller, other = pair
+    caller, peer = pair
     port, outcome = Channel[str].open()
-    other.lose.call_one(int(kind)).get(SOON)
-    caller.calls.call_one(other, "step", port)
-    simulated.advance(60)  # nobody knows
+    peer.lose.call_one(int(kind)).get(SOON)
+    caller.calls.call_one(peer, "step", port)
+    simulated.advance(60)  # the loss is not known yet
     relay_changes(caller)
     assert text in outcome.recv().get(SOON)
-    assert other.step.call_one().get(SOON) == ran
-    caller.calls.call_one(other, "step", port)  # nothing waits for the one that is lost
+    assert peer.step.call_one().get(SOON) == ran
+    caller.calls.call_one(peer, "step", port)  # nothing waits for the lost message
     assert outcome.recv().get(SOON) == str(ran + 1)
 
 
 def test_a_call_that_is_answered_later_survives_a_change_of_relays(pair: tuple[Any, Any], simulated: Cluster) -> None:
-    caller, other = pair
+    caller, peer = pair
     port, outcome = Channel[str].open()
-    caller.calls.call_one(other, "later", port)
+    caller.calls.call_one(peer, "later", port)
     simulated.advance(1)
     relay_changes(caller)
     simulated.advance(30)
-    other.now.call_one().get(SOON)
+    peer.now.call_one().get(SOON)
     assert outcome.recv().get(SOON) == "7"
 
 
@@ -136,29 +136,29 @@ def test_a_cast_that_is_lost_with_a_relay_fails(
     if below:
         monkeypatch.setattr("monarch_nb.mesh.sending.plan_cast", functools.partial(plan_cast, fanout=1))
     procs = simulated.hosts().spawn_procs(name="procs")
-    caller, others = procs.slice(hosts=0).spawn("caller", Caller), procs.slice(hosts=slice(1, 3)).spawn("others", Other)
+    caller, peers = procs.slice(hosts=0).spawn("caller", Caller), procs.slice(hosts=slice(1, 3)).spawn("others", Other)
     port, outcome = Channel[str].open()
-    assert list(others.step.call().get(SOON).values()) == [1, 1]
+    assert list(peers.step.call().get(SOON).values()) == [1, 1]
     state: Any = state_of(procs)
     agents = {host: simulated._hosts[host] for host in state.layout.hosts}
     lost = agents[state.layout.hosts[2]]
-    loses(lost.node, kind)
-    caller.casts.call_one(others, port)
+    lose(lost.node, kind)
+    caller.casts.call_one(peers, port)
     simulated.advance(60)
     for host in agents:
         current_runtime().post(agent_of(host), verbs.RELAY_CHANGED, p.RelayChanged("here/gone"))
     assert text in outcome.recv().get(SOON)
-    assert list(others.step.call().get(SOON).values()) == [3, ran + 1]
-    caller.casts.call_one(others, port)
+    assert list(peers.step.call().get(SOON).values()) == [3, ran + 1]
+    caller.casts.call_one(peers, port)
     assert outcome.recv().get(SOON) == str([4, ran + 2])
 
 
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_message_that_ended_its_receiver_fails_with_the_end(simulated: Cluster, dies: bool) -> None:
     procs = simulated.hosts().spawn_procs(name="procs").slice(hosts=1)
-    other = procs.spawn("other", Other)
-    assert other.step.call_one().get(SOON) == 1
-    future = other.later.call_one()
+    peer = procs.spawn("other", Other)
+    assert peer.step.call_one().get(SOON) == 1
+    future = peer.later.call_one()
     simulated.advance(1)
     runtime: Any = current_runtime()
     [call] = [call for call in runtime.calls.values() if call.title == "other.later"]

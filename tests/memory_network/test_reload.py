@@ -42,12 +42,12 @@ NEW = (
 
 @pytest.fixture
 def module():
-    found = types.ModuleType("reload_me")
-    sys.modules["reload_me"] = found
-    exec(compile(OLD, "reload_me.py", "exec"), found.__dict__)
-    register_pickle_by_value(found)
-    yield found
-    unregister_pickle_by_value(found)
+    new_module = types.ModuleType("reload_me")
+    sys.modules["reload_me"] = new_module
+    exec(compile(OLD, "reload_me.py", "exec"), new_module.__dict__)
+    register_pickle_by_value(new_module)
+    yield new_module
+    unregister_pickle_by_value(new_module)
     del sys.modules["reload_me"]
 
 

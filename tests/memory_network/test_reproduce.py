@@ -1,4 +1,4 @@
-"""A failed call is run again in the process that called, on the actor and the arguments of the rank that failed."""
+"""A failed call runs again in the caller's process, on the actor and the arguments of the failed rank."""
 
 import io
 import pdb
@@ -158,10 +158,10 @@ def test_warning_names_what_differs_from_the_rank(own_procs: ProcMesh) -> None:
     error = failed(counters.slice(gpus=1).first.call_one())
     with pytest.warns(
         UserWarning, match=r"first\(\) of .* of counters did not fail again here. What differs: "
-    ) as found:
+    ) as warnings:
         assert error.reproduce() == 1
-    assert found[0].filename == __file__
-    assert "the state and the arguments are as the failed call" in str(found[0].message)
+    assert warnings[0].filename == __file__
+    assert "the state and the arguments are as the failed call" in str(warnings[0].message)
 
 
 def test_more_bytes_than_the_limit_are_refused(trainers: Any) -> None:
@@ -201,10 +201,10 @@ def test_dead_rank_has_nothing_any_more(trainers: Any, own_procs: ProcMesh, kill
 
 
 def test_rank_keeps_the_last_failures_only(trainers: Any) -> None:
-    one = trainers.slice(gpus=0)
+    trainer = trainers.slice(gpus=0)
     with configured(debug_keep_failures=1):
-        errors = [failed(one.large.call_one(number)) for number in range(2)]
-        one.count.call_one().get(SECONDS)  # those before are let go of once the caller has been answered
+        errors = [failed(trainer.large.call_one(number)) for number in range(2)]
+        trainer.count.call_one().get(SECONDS)  # earlier frames are released after the caller's answer
         with pytest.raises(DebugError, match="has nothing of it any more"):
             errors[0].reproduce()
         with pytest.raises(ValueError, match="large"):

@@ -1,4 +1,4 @@
-"""What calls answer while nobody is there who called: had from the processes afterwards, or told why not."""
+"""Results of calls that end while no controller is there: kept by the processes, or lost with a reason."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Worker(Actor):
-    """Its process may be told that a controller has left, as host agents do."""
+    """Tells its process that a controller has left, as host agents do."""
 
     @endpoint
     def hear(self, controller: str, away: bool) -> None:
-        known = current_runtime().local.away  # type: ignore[attr-defined]
-        (known.add if away else known.discard)(controller)
+        controllers = current_runtime().local.away  # type: ignore[attr-defined]
+        (controllers.add if away else controllers.discard)(controller)
 
     @endpoint
     def double(self, value: Any) -> Any:
@@ -32,25 +32,25 @@ class Worker(Actor):
 
     @endpoint
     def fail_on(self, rank: int) -> int:
-        mine = int(current_rank().rank)
-        if mine == rank:
+        own_rank = int(current_rank().rank)
+        if own_rank == rank:
             raise ValueError(f"not on {rank}")
-        return mine
+        return own_rank
 
 
 @pytest.fixture
 def workers(own_procs: ProcMesh) -> Any:
-    """Two, which take the test for somebody who has left; it still can say to all that it has not."""
+    """Two workers, for which the test can be a controller that has left."""
     return own_procs.spawn("workers", Worker)
 
 
 def leave(workers: Any, away: bool = True) -> None:
-    """What says so is a broadcast: nobody waits for an answer."""
+    """Says so with a broadcast, which has no answer."""
     workers.hear.broadcast(current_runtime().address, away)
 
 
-def back(workers: Any) -> Any:
-    """The results, once all that was called has been answered."""
+def results_of(workers: Any) -> Any:
+    """The results, once all calls have been answered."""
     leave(workers, away=False)
     workers.hear.call("", False).get(20)
     return monarch.results(workers)
@@ -59,48 +59,48 @@ def back(workers: Any) -> Any:
 def test_a_call_gives_what_its_future_would_have_given(workers: Any) -> None:
     leave(workers)
     calls = [workers.double.call(21), workers.slice(gpus=1).double.call_one(np.ones(100_000))]
-    one, whole = sorted(back(workers), key=lambda result: len(result.ranks))  # they end in any order
+    part, full = sorted(results_of(workers), key=lambda result: len(result.ranks))  # they end in any order
     assert not any(call.done() for call in calls)
-    assert (whole.endpoint, whole.ranks, whole.ok) == ("double", (0, 1), True)
-    assert whole.get() == workers.double.call(21).get()
-    assert one.ranks == (1,)
-    assert one.get().sum() == 200_000
-    assert "workers.double() on gpus=1: 781 kB" in repr(one)
-    found = monarch.results("workers")
-    assert len(found) == 2
-    found.forget()
+    assert (full.endpoint, full.ranks, full.ok) == ("double", (0, 1), True)
+    assert full.get() == workers.double.call(21).get()
+    assert part.ranks == (1,)
+    assert part.get().sum() == 200_000
+    assert "workers.double() on gpus=1: 781 kB" in repr(part)
+    results = monarch.results("workers")
+    assert len(results) == 2
+    results.forget()
     assert repr(monarch.results(workers)) == "no call of workers has ended while nobody was there"
 
 
 def test_an_answer_of_many_small_arrays_is_stored(workers: Any) -> None:
     leave(workers)
     call = workers.many.call(6)
-    [found] = back(workers)
+    [result] = results_of(workers)
     assert not call.done()
-    assert [[int(array[0]) for array in arrays] for arrays in found.get().values()] == 2 * [[0, 1, 2, 3, 4, 5]]
+    assert [[int(array[0]) for array in arrays] for arrays in result.get().values()] == 2 * [[0, 1, 2, 3, 4, 5]]
 
 
 def test_partial_results_raise_with_the_rank_and_keep_the_others(workers: Any) -> None:
     leave(workers)
     call = workers.fail_on.call(1)
-    [found] = back(workers)
+    [result] = results_of(workers)
     assert not call.done()
     with pytest.raises(ActorError, match=r"workers.fail_on failed on 1 of 2 ranks: gpus=1") as caught:
-        found.get()
+        result.get()
     assert isinstance(caught.value.exception, ValueError)
-    values = found.values()
+    values = result.values()
     assert values[0] == 0
     assert str(values[1]) == "not on 1"
-    assert "raised ValueError: not on 1 on gpus=1" in repr(found)
+    assert "raised ValueError: not on 1 on gpus=1" in repr(result)
 
 
 def test_an_incomplete_result_keeps_the_answers_that_had_come(workers: Any) -> None:
     leave(workers.slice(gpus=1))
     workers.double.call("ab")
-    [found] = back(workers)
+    [result] = results_of(workers)
     with pytest.raises(ResultLostError, match=r"double\(\) is not complete: 1 of 2 ranks \(gpus=1\) ended while "):
-        found.get()
-    assert found.values() == {1: "abab"}
+        result.get()
+    assert result.values() == {1: "abab"}
 
 
 @pytest.mark.usefixtures("simulated")  # processes have their settings from when they were spawned
@@ -108,11 +108,11 @@ def test_results_too_large_to_store_are_reported(workers: Any) -> None:
     with configured(kept_results_size=1000):
         leave(workers)
         workers.double.call(bytes(600))
-        [found] = back(workers)
-        assert not found.ok
+        [result] = results_of(workers)
+        assert not result.ok
         with pytest.raises(ResultLostError, match=r"what gpus=0-1 answered \(2\.\d+ kB\) was more than kept_results"):
-            found.get()
-        assert found.values() == {}
+            result.get()
+        assert result.values() == {}
 
 
 def test_a_mesh_that_nobody_has_is_told() -> None:

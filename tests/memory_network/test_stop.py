@@ -1,4 +1,4 @@
-"""Stopping is no failure: meshes, actors that stop themselves, and what later calls are told."""
+"""Stopping is no failure: meshes, actors that stop themselves, and the errors of later calls."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ class Stoppable(Actor):
         """Sleeps until the actor is told to stop, and then a little."""
         cell: Any = context().actor_instance.cell
         port.send("begun")
-        while cell.cause is None:  # nothing tells an endpoint of it
+        while cell.cause is None:  # no event reports it to an endpoint
             time.sleep(0.01)
         time.sleep(0.05)
         return "slept"
@@ -115,11 +115,11 @@ def test_processes_live_on_when_their_actors_stop(quad: ProcMesh) -> None:
 
 def test_a_running_message_is_finished_and_waiting_ones_are_refused(quad: ProcMesh) -> None:
     port, receiver = Channel[str].open()
-    one: Any = quad.slice(gpus=0).spawn("one", Stoppable)
-    napping = one.nap.call_one(port)
-    waiting = one.ping.call_one()
+    actor: Any = quad.slice(gpus=0).spawn("one", Stoppable)
+    napping = actor.nap.call_one(port)
+    waiting = actor.ping.call_one()
     assert receiver.recv().get(20) == "begun"
-    one.stop().get(20)
+    actor.stop().get(20)
     assert napping.get(20) == "slept"
     with pytest.raises(SupervisionError, match="stopped"):
         waiting.get(20)
@@ -152,52 +152,52 @@ def test_a_process_mesh_is_a_context_manager() -> None:
 
 
 def test_an_actor_stops_itself_after_its_message(quad: ProcMesh, faults: Faults) -> None:
-    one: Any = quad.slice(gpus=0).spawn("one", Stoppable)
-    assert one.stop_self.call_one("had enough").get(20) == "answered"
+    actor: Any = quad.slice(gpus=0).spawn("one", Stoppable)
+    assert actor.stop_self.call_one("had enough").get(20) == "answered"
     with pytest.raises(SupervisionError, match="stopped: had enough"):
-        one.ping.call_one().get(20)
+        actor.ping.call_one().get(20)
     assert faults.left() == []
 
 
 @pytest.mark.parametrize("how", ["abort", "kill"])
 def test_an_actor_fails_itself_and_its_owner_is_told(quad: ProcMesh, faults: Faults, how: str) -> None:
     port, receiver = Channel[Any].open()
-    one: Any = quad.slice(gpus=0).spawn("one", Stoppable, port)
+    actor: Any = quad.slice(gpus=0).spawn("one", Stoppable, port)
     with pytest.raises(SupervisionError, match="I give up"):
-        one.kill_self.call_one(how, "I give up").get(20)
+        actor.kill_self.call_one(how, "I give up").get(20)
     assert "I give up" in faults.next().report()
     _, error = receiver.recv().get(20)
     assert "I give up" in str(error)
-    other: Any = quad.slice(gpus=1).spawn("other", Stoppable)
+    second: Any = quad.slice(gpus=1).spawn("other", Stoppable)
     with pytest.raises(SupervisionError, match="no reason provided"):
-        other.kill_self.call_one(how).get(20)
+        second.kill_self.call_one(how).get(20)
     assert "no reason provided" in faults.next().report()
 
 
 def test_a_reference_elsewhere_stops_the_mesh_for_all(quad: ProcMesh, faults: Faults) -> None:
     mesh: Any = quad.spawn("mesh", Stoppable)
-    other: Any = quad.slice(gpus=0).spawn("other", Stoppable)
-    assert other.ask.call_one(mesh).get(20) == str(["pong"] * 4)
-    other.stop_mesh.call_one(mesh).get(20)
+    holder: Any = quad.slice(gpus=0).spawn("other", Stoppable)
+    assert holder.ask.call_one(mesh).get(20) == str(["pong"] * 4)
+    holder.stop_mesh.call_one(mesh).get(20)
     with pytest.raises(SupervisionError, match="stopped"):
         mesh.ping.call().get(20)
-    assert "stopped" in other.ask.call_one(mesh).get(20)
+    assert "stopped" in holder.ask.call_one(mesh).get(20)
     assert faults.left() == []
 
 
 def test_holders_of_a_reference_learn_of_a_stop(quad: ProcMesh) -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="stopping")
     mesh: Any = procs.spawn("mesh", Stoppable)
-    other: Any = quad.slice(gpus=0).spawn("other", Stoppable)
-    assert other.ask.call_one(mesh).get(20) == str(["pong"] * 2)
+    holder: Any = quad.slice(gpus=0).spawn("other", Stoppable)
+    assert holder.ask.call_one(mesh).get(20) == str(["pong"] * 2)
     procs.stop().get(20)
-    assert "actor mesh is stopped due to proc mesh shutdown" in other.ask.call_one(mesh).get(20)
+    assert "actor mesh is stopped due to proc mesh shutdown" in holder.ask.call_one(mesh).get(20)
 
 
 def test_a_clean_up_that_raises_is_a_failure_of_the_actor(quad: ProcMesh, faults: Faults) -> None:
-    one: Any = quad.slice(gpus=0).spawn("one", BadCleanup)
-    assert one.ping.call_one().get(20) == "pong"
-    one.stop().get(20)
+    actor: Any = quad.slice(gpus=0).spawn("one", BadCleanup)
+    assert actor.ping.call_one().get(20) == "pong"
+    actor.stop().get(20)
     assert faults.left() == []
 
 
@@ -206,20 +206,20 @@ def test_old_stopped_meshes_are_forgotten_but_their_handles_still_say_so(
 ) -> None:
     monkeypatch.setattr(stopping, "MOST_STOPPED", 2)
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="former")
-    on_them: Any = procs.spawn("on them", Stoppable)
+    dependent: Any = procs.spawn("on them", Stoppable)
     alone: Any = quad.spawn("alone", Stoppable)
-    for mesh in (on_them, alone):
+    for mesh in (dependent, alone):
         mesh.ping.call().get(20)
     alone.stop("not needed").get(20)
     procs.stop("all done").get(20)
-    uids = [mesh._state.uid for mesh in (procs, on_them, alone)]
+    uids = [mesh._state.uid for mesh in (procs, dependent, alone)]
     assert all(uid in current_runtime().meshes for uid in uids)
     for _ in range(2):
         quad.spawn("next", Stoppable).stop().get(20)
     assert not any(uid in current_runtime().meshes for uid in uids)
     assert not any(uid in address for uid in uids for address in current_runtime().part(ProcessWatcher).pids)
-    for mesh, why in ((on_them, "due to proc mesh shutdown"), (alone, "not needed")):
-        with pytest.raises(SupervisionError, match=why):
+    for mesh, reason in ((dependent, "due to proc mesh shutdown"), (alone, "not needed")):
+        with pytest.raises(SupervisionError, match=reason):
             mesh.ping.call().get(20)
         mesh.stop().get(20)
     with pytest.raises(RuntimeError, match="all done"):
@@ -232,5 +232,5 @@ def test_a_mesh_may_be_stopped_before_it_is_there() -> None:
     mesh: Any = procs.spawn("mesh", Stoppable)
     call = mesh.ping.call()
     procs.stop().get(30)
-    error = call.exception(20)  # None where both have answered before the stop came
+    error = call.exception(20)  # None if both answered before the stop
     assert error is None or "stopped" in str(error)

@@ -1,4 +1,4 @@
-"""Who is told of a failure: owners, and upwards until somebody handles it."""
+"""Failures are reported to owners, and upwards until one handles them."""
 
 import asyncio
 import pickle
@@ -36,8 +36,8 @@ class Child(Actor):
 
     @endpoint
     def hold(self, port: Port[Port[None]]) -> None:
-        mine, receiver = Channel[None].open()
-        port.send(mine)
+        key, receiver = Channel[None].open()
+        port.send(key)
         receiver.recv().get(20)
 
 
@@ -211,7 +211,7 @@ class Sender(Actor):
 
 
 class Stubborn(Actor):
-    """Tells the lost one itself that something is lost, before anybody else."""
+    """Sends to the closed port again while it handles a lost message."""
 
     def __init__(self, lost: Port[int], port: Port[str]) -> None:
         self.lost = lost
@@ -245,7 +245,7 @@ class AsyncStubborn(Stubborn):
         return Stubborn._handle_undeliverable_message(self, message)
 
 
-def gone_port() -> Port[int]:
+def closed_port() -> Port[int]:
     port, _ = Channel[int].open()
     return port
 
@@ -253,7 +253,7 @@ def gone_port() -> Port[int]:
 def test_a_sender_that_minds_no_lost_message_lives(quad: ProcMesh, faults: Faults) -> None:
     port, receiver = Channel[Any].open()
     sender: Any = quad.slice(gpus=0).spawn("sender", Sender, "handles", port)
-    sender.fill.call_one(gone_port()).get(20)
+    sender.fill.call_one(closed_port()).get(20)
     assert "nothing receives" in receiver.recv().get(20)
     assert sender.ping.call_one().get(20) == "pong"
 
@@ -261,7 +261,7 @@ def test_a_sender_that_minds_no_lost_message_lives(quad: ProcMesh, faults: Fault
 @pytest.mark.parametrize("kind", [Stubborn, AsyncStubborn])
 def test_messages_lost_while_a_loss_is_judged_are_not_judged(quad: ProcMesh, kind: type[Stubborn]) -> None:
     port, receiver = Channel[str].open()
-    sender: Any = quad.slice(gpus=0).spawn("stubborn", kind, gone_port(), port)
+    sender: Any = quad.slice(gpus=0).spawn("stubborn", kind, closed_port(), port)
     for _ in range(3):
         sender.fill.call_one().get(20)
         assert "nothing receives" in receiver.recv().get(20)
@@ -269,14 +269,14 @@ def test_messages_lost_while_a_loss_is_judged_are_not_judged(quad: ProcMesh, kin
     assert receiver.recv().get(20) == "the last"
 
 
-@pytest.mark.parametrize(("how", "told"), [("ignores", "nothing receives"), ("raises", "while judging")])
-def test_a_sender_that_says_it_minds_fails(quad: ProcMesh, faults: Faults, how: str, told: str) -> None:
+@pytest.mark.parametrize(("how", "text"), [("ignores", "nothing receives"), ("raises", "while judging")])
+def test_a_sender_that_says_it_minds_fails(quad: ProcMesh, faults: Faults, how: str, text: str) -> None:
     port, receiver = Channel[Any].open()
     sender: Any = quad.slice(gpus=0).spawn("sender", Sender, how, port)
-    sender.fill.call_one(gone_port()).get(20)
+    sender.fill.call_one(closed_port()).get(20)
     receiver.recv().get(20)
-    assert told in faults.next().report()
-    with pytest.raises(SupervisionError, match=told):
+    assert text in faults.next().report()
+    with pytest.raises(SupervisionError, match=text):
         sender.ping.call_one().get(20)
 
 
@@ -284,8 +284,8 @@ def test_broadcasts_to_a_failed_actor_return_to_their_sender(quad: ProcMesh, fau
     port, receiver = Channel[Any].open()
     sender: Any = quad.slice(gpus=0).spawn("sender", Sender, "handles", port)
     child: Any = quad.slice(gpus=1).spawn("child", Child)
-    held, keys = Channel[Port[None]].open()
-    child.hold.broadcast(held)  # all are on their way before the first one fails it, of which the sender might hear
+    gate, keys = Channel[Port[None]].open()
+    child.hold.broadcast(gate)  # so that all broadcasts are sent before the first one fails the actor
     key = keys.recv().get(20)
     sender.tell.call_one(child).get(20)
     key.send(None)

@@ -1,4 +1,4 @@
-"""An actor's exceptions may have no text to give, and its own code may end its thread: all of that is told."""
+"""Exceptions without a text, and code that ends its actor's thread, are reported."""
 
 import asyncio
 import contextlib
@@ -104,7 +104,7 @@ def test_an_error_without_a_text_is_raised_and_its_actor_lives(
 @pytest.mark.parametrize("way", WAYS)
 def test_an_exit_without_a_text_fails_the_actor_by_name(pair: ProcMesh, faults: Faults, cls: Any, way: str) -> None:
     actors = pair.slice(gpus=0).spawn("leavers", cls)
-    for _ in range(2):  # the second is refused: nothing waits for ever
+    for _ in range(2):  # the second is refused, and does not wait forever
         with pytest.raises(SupervisionError, match="Mute"):
             actors.step.call(way, "exit").get(SECONDS)
     assert "Mute" in faults.next().report()
@@ -151,7 +151,7 @@ def test_anything_can_be_logged_by_an_actor(pair: ProcMesh, faults: Faults) -> N
 
 
 class Owner(Actor):
-    """Owns what fails, and has nothing sensible to say of it."""
+    """Owns an actor that fails, and fails itself without a text."""
 
     def __init__(self, procs: ProcMesh, way: str) -> None:
         self.way = way
@@ -177,7 +177,7 @@ def test_a_supervisor_without_a_text_fails_and_is_told(pair: ProcMesh, faults: F
 
 
 class Loop(Actor):
-    """What runs on an actor's loop beside its endpoints may end that loop."""
+    """Code on an actor's loop, outside its endpoints, may end it."""
 
     @endpoint
     async def end_by_task(self) -> None:
@@ -212,7 +212,7 @@ def test_anything_that_ends_an_actors_loop_fails_it_once(
     pair: ProcMesh, faults: Faults, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor = pair.slice(gpus=0).spawn("loops", Loop)
-    with contextlib.suppress(SupervisionError):  # where it waits for its end
+    with contextlib.suppress(SupervisionError):  # if it waits for its end
         getattr(actor, method).call().get(SECONDS)
     assert "has ended" in faults.next().report()
     with pytest.raises(SupervisionError, match=r"the thread that runs .* has ended"):

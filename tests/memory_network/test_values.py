@@ -1,4 +1,4 @@
-"""Arguments and results are snapshots: nobody sees what another does to them later."""
+"""Arguments and results are snapshots: later changes in one process do not show in another."""
 
 import threading
 from typing import Any
@@ -16,7 +16,7 @@ FORMS = ["numpy", "torch", "bytearray"]
 
 def make(form: str, nbytes: int) -> Any:
     if form == "torch":
-        import torch  # here, for it takes as long as all other imports of all tests
+        import torch  # here, since it takes as long as all other imports
 
         return torch.zeros(nbytes, dtype=torch.uint8)
     return np.zeros(nbytes, np.uint8) if form == "numpy" else bytearray(nbytes)
@@ -39,8 +39,8 @@ class Keeper(Actor):
 
     @endpoint
     def hold(self, port: Port[Port[None]]) -> None:
-        mine, receiver = Channel[None].open()
-        port.send(mine)
+        key, receiver = Channel[None].open()
+        port.send(key)
         receiver.recv().get(60)
 
     @endpoint
@@ -68,16 +68,16 @@ def keepers(quad: ProcMesh) -> Any:
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
 @pytest.mark.parametrize("form", FORMS)
 def test_later_changes_by_the_caller_to_an_argument_are_not_seen(keepers: Any, form: str, nbytes: int) -> None:
-    one = keepers.slice(gpus=0)
+    keeper = keepers.slice(gpus=0)
     port, receiver = Channel[Port[None]].open()
-    busy = one.hold.call_one(port)  # so that the argument is not looked at before it is changed here
+    busy = keeper.hold.call_one(port)  # so that the argument is read only after its change here
     value = make(form, nbytes)
-    kept = one.keep.call_one(value)
+    call = keeper.keep.call_one(value)
     fill(value, 1)
     receiver.recv().get(60).send(None)
     busy.get(60)
-    kept.get(60)
-    assert one.total.call_one().get(60) == 0
+    call.get(60)
+    assert keeper.total.call_one().get(60) == 0
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
@@ -94,34 +94,34 @@ def test_each_receiver_of_a_cast_may_write_to_its_own(keepers: Any, form: str, n
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_result_belongs_to_the_caller(keepers: Any, form: str, nbytes: int) -> None:
-    one = keepers.slice(gpus=1)
-    one.keep.call_one(make(form, nbytes)).get(60)
-    future = one.give.call_one()
-    one.fill.call_one(1).get(60)
+    keeper = keepers.slice(gpus=1)
+    keeper.keep.call_one(make(form, nbytes)).get(60)
+    future = keeper.give.call_one()
+    keeper.fill.call_one(1).get(60)
     result = future.get(60)
     assert total(result) == 0
     fill(result, 2)
-    assert one.total.call_one().get(60) == nbytes
+    assert keeper.total.call_one().get(60) == nbytes
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
 @pytest.mark.parametrize("form", FORMS)
 def test_actors_of_the_callers_own_process_get_copies_too(form: str, nbytes: int) -> None:
-    here: Any = this_proc().spawn("here", Keeper)
+    keeper: Any = this_proc().spawn("here", Keeper)
     value = make(form, nbytes)
-    here.keep.call_one(value).get(60)
+    keeper.keep.call_one(value).get(60)
     fill(value, 1)
-    assert here.total.call_one().get(60) == 0
-    here.fill.call_one(3).get(60)
+    assert keeper.total.call_one().get(60) == 0
+    keeper.fill.call_one(3).get(60)
     assert total(value) == nbytes
-    here.stop().get(60)
+    keeper.stop().get(60)
 
 
 def test_constructor_arguments_are_kept_for_a_heal_as_they_were(quad: ProcMesh) -> None:
     value = np.zeros(1000, np.uint8)
-    one: Any = quad.slice(gpus=0).spawn("one", Keeper, value)
+    keeper: Any = quad.slice(gpus=0).spawn("one", Keeper, value)
     fill(value, 1)
-    assert one.total.call_one().get(60) == 0
+    assert keeper.total.call_one().get(60) == 0
 
 
 def test_values_sent_through_ports_are_snapshots() -> None:
@@ -145,7 +145,7 @@ def test_results_are_decoded_when_they_are_looked_at(keepers: Any) -> None:
 
 
 class Picky:
-    """Can be unpickled everywhere but where tests run."""
+    """Can be unpickled everywhere except where tests run."""
 
     def __reduce__(self) -> Any:
         return _refuse_in_tests, ()

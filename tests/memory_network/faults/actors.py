@@ -1,4 +1,4 @@
-"""Actors for tests of a simulated network, and the adverbs: each a way to call, and what its answers are."""
+"""Actors for tests of a simulated network, and the adverbs: ways to call, with their answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LEASE = 60.0  # simulated seconds for which a host may be silent
 
 
 class Worker(Actor):
-    """Remembers what it was asked to do; rests for simulated seconds; waits until it is let go."""
+    """Records its items; rests for simulated seconds."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -36,7 +36,7 @@ class Worker(Actor):
 
     @endpoint
     def rest(self, item: Any, seconds: float) -> tuple[int, Any]:
-        """Does it, and answers so much later."""
+        """Records the item, and answers after that time."""
         self.done.append(item)
         key, receiver = Channel[None].open()
         current_runtime().later(seconds, lambda: key.send(None))
@@ -56,19 +56,19 @@ class Worker(Actor):
         return value
 
     @endpoint
-    def ask(self, other: Any, item: Any) -> list[Any]:
-        return list(other.do.call(item).get().values())
+    def ask(self, mesh: Any, item: Any) -> list[Any]:
+        return list(mesh.do.call(item).get().values())
 
     @endpoint
-    def ask_through(self, third: Any, other: Any, item: Any) -> list[Any]:
-        """Has somebody else have others do it."""
-        return list(third.ask.call_one(other, item).get())
+    def ask_through(self, helper: Any, mesh: Any, item: Any) -> list[Any]:
+        """Has another actor call the mesh."""
+        return list(helper.ask.call_one(mesh, item).get())
 
     @endpoint
-    def tell(self, other: Any, items: list[Any]) -> None:
-        """Sends them all, and waits for nothing."""
+    def tell(self, mesh: Any, items: list[Any]) -> None:
+        """Sends all items without waiting."""
         for item in items:
-            other.do.broadcast(item)
+            mesh.do.broadcast(item)
 
     @endpoint
     def fill(self, port: Port[Any], items: list[Any]) -> None:
@@ -81,7 +81,7 @@ class Worker(Actor):
 
 
 class AsyncWorker(Actor):
-    """The same on a loop, as far as it is asked for."""
+    """The same on an event loop, with the endpoints that tests need."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -108,7 +108,7 @@ Answers = list[tuple[int, Any]]  # rank and value of each
 
 
 class Pending:
-    """A call under way, whatever adverb it was made with."""
+    """A running call with any adverb."""
 
     def __init__(self, futures: list[Future[Any]], unpack: Callable[[list[Any]], Answers]) -> None:
         self.futures = futures
@@ -118,22 +118,22 @@ class Pending:
     def done(self) -> bool:
         return all(future.done() for future in self.futures)
 
-    def answers(self, of: Cluster, within: float = LEASE) -> Answers:
-        """In the order of ranks; lets time pass for them. Raises the first error there is."""
-        return sorted(self._unpack([of.result(future, within) for future in self.futures]))
+    def answers(self, cluster: Cluster, within: float = LEASE) -> Answers:
+        """Answers in the order of ranks; lets time pass for them. Raises the first error."""
+        return sorted(self._unpack([cluster.result(future, within) for future in self.futures]))
 
-    def errors(self, of: Cluster, within: float = LEASE) -> list[BaseException]:
-        return [error for future in self.futures if (error := outcome(of, future, within)) is not None]
+    def errors(self, cluster: Cluster, within: float = LEASE) -> list[BaseException]:
+        return [error for future in self.futures if (error := outcome(cluster, future, within)) is not None]
 
     def errors_now(self) -> list[BaseException]:
-        """Those that are there although no time has passed."""
+        """Errors that exist without time passing."""
         return [error for future in self.futures if (error := future.exception(SOON)) is not None]
 
 
-def outcome(of: Cluster, future: Future[Any], within: float = LEASE) -> BaseException | None:
-    """How a future ends: its error, None where it has none."""
+def outcome(cluster: Cluster, future: Future[Any], within: float = LEASE) -> BaseException | None:
+    """The error of a future, or None."""
     try:
-        of.result(future, within)
+        cluster.result(future, within)
     except Exception as error:
         return error
     return None
@@ -162,7 +162,7 @@ def _call_one(endpoint: Any, *args: Any) -> Pending:
 
 @dataclass(frozen=True)
 class Adverb:
-    """How an endpoint is called, on a mesh whose part on host 1 is what something happens to."""
+    """A way to call an endpoint, on a mesh whose part on host 1 is disturbed."""
 
     name: str
     begin: Callable[..., Pending]
@@ -187,15 +187,15 @@ ADVERBS = (
 )
 
 
-def workers(of: Cluster, gpus: int = 2, cls: Any = Worker, name: str = "workers") -> tuple[Any, Any]:
+def workers(cluster: Cluster, gpus: int = 2, cls: Any = Worker, name: str = "workers") -> tuple[Any, Any]:
     """Processes on all hosts, and a worker on each."""
-    procs = of.hosts().spawn_procs(per_host={"gpus": gpus}, name=f"{name}_procs")
+    procs = cluster.hosts().spawn_procs(per_host={"gpus": gpus}, name=f"{name}_procs")
     mesh = procs.spawn(name, cls)
-    of.result(mesh.initialized)
+    cluster.result(mesh.initialized)
     return procs, mesh
 
 
-def sent(endpoint: Any, *args: Any) -> RankedPortReceiver[Any]:
+def send_ranked(endpoint: Any, *args: Any) -> RankedPortReceiver[Any]:
     """Calls all members; the answers come to a port."""
     port, receiver = Channel[Any].open_ranked()
     send(endpoint, args, {}, port)

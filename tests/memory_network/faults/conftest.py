@@ -1,4 +1,4 @@
-"""Each of these tests makes the cluster that it needs; time and failures are its own."""
+"""Each test makes its own cluster, with its own time and failures."""
 
 from collections.abc import Iterator
 
@@ -19,12 +19,12 @@ def controller() -> None:
 @pytest.fixture
 def three() -> Iterator[Cluster]:
     """Three hosts, the controller on the first."""
-    with cluster(hosts=3) as made:
-        yield made
+    with cluster(hosts=3) as sim:
+        yield sim
 
 
 @pytest.fixture
 def two() -> Iterator[Cluster]:
     """Two hosts, the controller on the first."""
-    with cluster(hosts=2) as made:
-        yield made
+    with cluster(hosts=2) as sim:
+        yield sim

@@ -1,4 +1,4 @@
-"""Every adverb, and everything that can happen to what it sends: before, while and after it is answered."""
+"""Every adverb, with faults before, while and after its messages are answered."""
 
 from typing import Any
 
@@ -137,18 +137,18 @@ def test_a_stop_lets_running_calls_answer_and_refuses_later_ones(two: Cluster, a
     assert two.failures == []
 
 
-@pytest.mark.parametrize("adverb", [one for one in ADVERBS if one.name != "accumulate"], ids=lambda one: one.name)
+@pytest.mark.parametrize("adverb", [way for way in ADVERBS if way.name != "accumulate"], ids=lambda way: way.name)
 def test_a_limit_ends_calls_over_a_cut_link(two: Cluster, adverb: Adverb) -> None:
     _, mesh = workers(two)
     busy = mesh.rest.call("busy", 20.0)
     two.advance(1)
     endpoint = adverb.on(mesh).do.options(timeout=5.0)
-    late = adverb.begin(endpoint, "late")
+    call = adverb.begin(endpoint, "late")
     two.advance(4.5)
-    assert not late.done
+    assert not call.done
     two.advance(1)
-    assert late.errors(two)
-    assert all(isinstance(error, TimeoutError) for error in late.errors(two))
+    assert call.errors(two)
+    assert all(isinstance(error, TimeoutError) for error in call.errors(two))
     two.result(busy)
     assert mesh.history.call().get(SOON).values() == [["busy"]] * 4
 
@@ -165,12 +165,12 @@ UNRULY = {
 @pytest.mark.parametrize("faults", UNRULY)
 @every_adverb
 def test_however_unruly_the_network_a_call_is_made_once_and_answered(faults: str, adverb: Adverb) -> None:
-    with cluster(hosts=2, seed=len(faults), faults=UNRULY[faults]) as made:
-        _, mesh = workers(made)
+    with cluster(hosts=2, seed=len(faults), faults=UNRULY[faults]) as sim:
+        _, mesh = workers(sim)
         pending = [adverb(mesh, "do", number) for number in range(5)]
         for number, call in enumerate(pending):
-            answers = call.answers(made, within=600)
+            answers = call.answers(sim, within=600)
             assert [item for _, item in answers] == [number] * adverb.ranks(2, 2)
-        done = [item for history in made.result(mesh.history.call(), 600).values() for item in history]
+        done = [item for history in sim.result(mesh.history.call(), 600).values() for item in history]
         assert sorted(done) == sorted(list(range(5)) * adverb.ranks(2, 2))
-        assert made.failures == []
+        assert sim.failures == []

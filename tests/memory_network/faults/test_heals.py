@@ -1,4 +1,4 @@
-"""Heals on a network: who may, how often, what comes back, and what never arrives."""
+"""Heals on a network: permission, limits, what is restored, and what never arrives."""
 
 import threading
 from typing import Any
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Healed(Actor):
-    """Knows what it was made with, and who is new beside it."""
+    """Knows its constructor's arguments, and which other ranks are new."""
 
     def __init__(self, word: str, *, times: int = 1) -> None:
         self.word = word * times
@@ -41,13 +41,13 @@ class Healed(Actor):
         self.new.append([point.rank for point in points])
 
 
-def by_death(of: Cluster, procs: Any, mesh: Any, rank: int) -> None:
-    of.kill(procs.slice(hosts=rank // 2, gpus=rank % 2))
+def by_death(sim: Cluster, procs: Any, mesh: Any, rank: int) -> None:
+    sim.kill(procs.slice(hosts=rank // 2, gpus=rank % 2))
 
 
-def by_exception(of: Cluster, procs: Any, mesh: Any, rank: int) -> None:
+def by_exception(sim: Cluster, procs: Any, mesh: Any, rank: int) -> None:
     mesh.slice(hosts=rank // 2, gpus=rank % 2).fail.broadcast()
-    of.settle()
+    sim.settle()
 
 
 every_cause = pytest.mark.parametrize("lose", [by_death, by_exception])
@@ -64,9 +64,9 @@ def test_a_healed_rank_is_rebuilt_and_others_stay_as_they_are(two: Cluster, lose
     expected = ["spoilt"] * 4
     expected[rank] = "abab"
     assert two.result(mesh.made.call()).values() == expected
-    told = two.result(mesh.heard.call()).values()
-    assert [told[other] for other in range(4) if other != rank] == [[[rank]]] * 3
-    assert told[rank] == []
+    heals = two.result(mesh.heard.call()).values()
+    assert [heals[peer] for peer in range(4) if peer != rank] == [[[rank]]] * 3
+    assert heals[rank] == []
 
 
 @every_cause
@@ -91,49 +91,49 @@ def test_a_rank_heals_three_times_a_minute_but_not_four(two: Cluster, lose: Any)
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_dies_together_comes_back_together(seed: int) -> None:
     victims = [rank for rank in range(6) if (seed + 1) * 11 >> rank & 1] or [seed]
-    with cluster(hosts=3, seed=seed) as made:
-        procs, mesh = workers(made)
-        made.result(mesh.do.call("before"))
+    with cluster(hosts=3, seed=seed) as sim:
+        procs, mesh = workers(sim)
+        sim.result(mesh.do.call("before"))
         for rank in victims:
-            made.kill(procs.slice(hosts=rank // 2, gpus=rank % 2))
+            sim.kill(procs.slice(hosts=rank // 2, gpus=rank % 2))
         heal_mesh(mesh, timeout=SOON)
-        histories = made.result(mesh.history.call()).values()
+        histories = sim.result(mesh.history.call()).values()
         assert [rank for rank in range(6) if histories[rank] == []] == victims
-        assert sum(len(failure.crashed_ranks) for failure in made.failures) >= len(victims)
+        assert sum(len(failure.crashed_ranks) for failure in sim.failures) >= len(victims)
 
 
 @pytest.mark.parametrize("adverb", ADVERBS, ids=lambda adverb: adverb.name)
 @pytest.mark.parametrize("delay", [0.0005, 0.5])
 def test_nothing_sent_before_a_death_reaches_who_comes_after_it(adverb: Adverb, delay: float) -> None:
-    with cluster(hosts=2, faults=NetworkFaults(delay=(delay / 2, delay))) as made:
-        procs, mesh = workers(made)
+    with cluster(hosts=2, faults=NetworkFaults(delay=(delay / 2, delay))) as sim:
+        procs, mesh = workers(sim)
         busy = mesh.rest.call("busy", 30.0)
-        made.advance(2)
+        sim.advance(2)
         pending = [adverb(mesh, "do", number) for number in range(5)]
-        made.kill(procs.slice(hosts=1))
+        sim.kill(procs.slice(hosts=1))
         heal_mesh(mesh, timeout=SOON)
-        assert outcome(made, busy) is not None
+        assert outcome(sim, busy) is not None
         for call in pending:
-            assert call.errors(made)
-        made.advance(40)
-        assert made.result(mesh.slice(hosts=1).history.call()).values() == [[], []]
+            assert call.errors(sim)
+        sim.advance(40)
+        assert sim.result(mesh.slice(hosts=1).history.call()).values() == [[], []]
 
 
 @pytest.mark.parametrize("late", [0, 1], ids=["answers are late", "news is late"])
 def test_calls_fail_of_a_death_only_once_healing_is_possible(late: int) -> None:
-    with cluster(hosts=3, faults=NetworkFaults(lag={late: 0.5})) as made:
-        procs, mesh = workers(made, gpus=1)
-        made.partition(2)
-        pending = mesh.do.call("x")  # it finds the process dead when it comes there
+    with cluster(hosts=3, faults=NetworkFaults(lag={late: 0.5})) as sim:
+        procs, mesh = workers(sim, gpus=1)
+        sim.partition(2)
+        pending = mesh.do.call("x")  # it arrives after the death of the process
         failed: list[set[int]] = []
         when_done(pending, lambda _: failed.append(current_runtime().supervisor.failed(mesh._state.uid)))  # type: ignore[attr-defined]
-        made.kill(procs.slice(hosts=2))
-        made.mend()
+        sim.kill(procs.slice(hosts=2))
+        sim.mend()
         with pytest.raises(SupervisionError, match="signal 9"):
-            made.result(pending)
+            sim.result(pending)
         assert failed == [{2}]
         heal_mesh(mesh, timeout=SOON)
-        assert len(made.result(mesh.do.call("x")).values()) == 3
+        assert len(sim.result(mesh.do.call("x")).values()) == 3
 
 
 def test_an_unreachable_host_cannot_be_healed_and_says_so(two: Cluster) -> None:
@@ -191,7 +191,7 @@ def test_a_slice_is_healed_alone(two: Cluster, lose: Any) -> None:
 
 
 class Stumbles(Actor):
-    """Cannot be made again once somebody says so."""
+    """Cannot be created unless it is allowed."""
 
     allowed = threading.Event()
 
@@ -240,8 +240,8 @@ def test_ranks_can_be_killed_by_the_heal_itself(two: Cluster, kill: str) -> None
     two.advance(1)
     heal_mesh(procs if kill == "procs" else mesh.slice(hosts=1), timeout=SOON, kill=True)
     assert isinstance(outcome(two, stuck), SupervisionError)
-    left = [[] if kill == "procs" or rank > 1 else ["stuck"] for rank in range(4)]
+    histories = [[] if kill == "procs" or rank > 1 else ["stuck"] for rank in range(4)]
     if kill == "slice":
         two.advance(1000)
-    assert two.result(mesh.history.call()).values() == left
+    assert two.result(mesh.history.call()).values() == histories
     assert current_runtime() is not None

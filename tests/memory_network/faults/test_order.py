@@ -27,12 +27,12 @@ every_network = pytest.mark.parametrize("network", NETWORKS)
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
 
 
-def histories(of: Cluster, mesh: Any) -> list[list[Any]]:
-    return list(of.result(mesh.history.call(), 900).values())
+def histories(sim: Cluster, mesh: Any) -> list[list[Any]]:
+    return list(sim.result(mesh.history.call(), 900).values())
 
 
 def send_mixed(mesh: Any, count: int, dice: random.Random) -> dict[int, list[int]]:
-    """Sends in all the ways there are, to all, to slices and to single ranks; what each rank is to get."""
+    """Sends in all ways, to all, to slices and to single ranks; returns what each rank should get."""
     hosts, gpus = mesh.sizes["hosts"], mesh.sizes["gpus"]
     expected: dict[int, list[int]] = {rank: [] for rank in range(hosts * gpus)}
     for number in range(count):
@@ -46,10 +46,10 @@ def send_mixed(mesh: Any, count: int, dice: random.Random) -> dict[int, list[int
                 ranks = list(expected)
             case "host":
                 mesh.slice(hosts=host).do.broadcast(number)
-                ranks = [host * gpus + other for other in range(gpus)]
+                ranks = [host * gpus + column for column in range(gpus)]
             case "column":
                 mesh.slice(gpus=gpu).do.call(number)
-                ranks = [other * gpus + gpu for other in range(hosts)]
+                ranks = [row * gpus + gpu for row in range(hosts)]
             case "one":
                 mesh.slice(hosts=host, gpus=gpu).do.call_one(number)
                 ranks = [host * gpus + gpu]
@@ -65,69 +65,68 @@ def send_mixed(mesh: Any, count: int, dice: random.Random) -> dict[int, list[int
 @every_network
 def test_whatever_is_mixed_each_rank_gets_its_messages_in_order(network: str, shape: tuple[int, int]) -> None:
     hosts, gpus = shape
-    with cluster(hosts=hosts, seed=hosts, faults=NETWORKS[network]()) as made:
-        _, mesh = workers(made, gpus)
+    with cluster(hosts=hosts, seed=hosts, faults=NETWORKS[network]()) as sim:
+        _, mesh = workers(sim, gpus)
         expected = send_mixed(mesh, COUNT, random.Random(f"{network}{shape}"))
-        assert histories(made, mesh) == list(expected.values())
+        assert histories(sim, mesh) == list(expected.values())
 
 
 @pytest.mark.parametrize("cls", [Worker, AsyncWorker])
 @every_network
 def test_each_of_several_senders_has_an_order_of_its_own(network: str, cls: Any) -> None:
-    with cluster(hosts=3, seed=5, faults=NETWORKS[network]()) as made:
-        _, receivers = workers(made, 1, cls, "receivers")
-        _, senders = workers(made, 2, Worker, "senders")
-        told = [
+    with cluster(hosts=3, seed=5, faults=NETWORKS[network]()) as sim:
+        _, receivers = workers(sim, 1, cls, "receivers")
+        _, senders = workers(sim, 2, Worker, "senders")
+        calls = [
             senders.slice(hosts=host, gpus=gpu).tell.call_one(receivers, [(host, gpu, n) for n in range(8)])
             for host, gpu in itertools.product(range(3), range(2))
         ]
-        for future in told:
-            made.result(future, 900)
-        made.advance(60)
-        for history in histories(made, receivers):
+        for future in calls:
+            sim.result(future, 900)
+        sim.advance(60)
+        for history in histories(sim, receivers):
             assert len(history) == 48
             for sender in itertools.product(range(3), range(2)):
-                assert [n for *who, n in history if tuple(who) == sender] == list(range(8))
+                assert [n for *origin, n in history if tuple(origin) == sender] == list(range(8))
 
 
 @every_network
 def test_a_cut_and_mended_link_changes_no_order(network: str) -> None:
-    with cluster(hosts=2, seed=9, faults=NETWORKS[network]()) as made:
-        _, mesh = workers(made, 2)
-        made.result(mesh.do.call(-1), 900)
+    with cluster(hosts=2, seed=9, faults=NETWORKS[network]()) as sim:
+        _, mesh = workers(sim, 2)
+        sim.result(mesh.do.call(-1), 900)
         for number in range(COUNT):
             if number % 8 == 3:
-                made.partition(1)
+                sim.partition(1)
             if number % 8 == 6:
-                made.mend()
+                sim.mend()
             mesh.slice(gpus=number % 2).do.broadcast(number) if number % 3 else mesh.do.broadcast(number)
-        made.mend()
-        made.advance(5)
-        seen = histories(made, mesh)
-        for rank, history in enumerate(seen):
+        sim.mend()
+        sim.advance(5)
+        for rank, history in enumerate(histories(sim, mesh)):
             assert history == [-1, *(n for n in range(COUNT) if n % 3 == 0 or n % 2 == rank % 2)]
 
 
 @every_network
 def test_values_of_a_port_come_in_the_order_of_each_sender(network: str) -> None:
-    with cluster(hosts=3, seed=3, faults=NETWORKS[network]()) as made:
-        _, mesh = workers(made, 1)
+    with cluster(hosts=3, seed=3, faults=NETWORKS[network]()) as sim:
+        _, mesh = workers(sim, 1)
         port, receiver = Channel[Any].open()
         filled = [mesh.slice(hosts=host).fill.call_one(port, [(host, n) for n in range(10)]) for host in range(3)]
         for future in filled:
-            made.result(future, 900)
-        made.advance(30)
+            sim.result(future, 900)
+        sim.advance(30)
         values = [receiver.recv().get(1) for _ in range(30)]
         for host in range(3):
-            assert [n for who, n in values if who == host] == list(range(10))
+            assert [n for origin, n in values if origin == host] == list(range(10))
 
 
 @pytest.mark.parametrize("depth", range(1, 4))
 @pytest.mark.parametrize("network", ["calm", "reordering", "uneven"])
 def test_broadcasts_sent_before_an_indirect_call_arrive_before_its_answer(network: str, depth: int) -> None:
     """Causality along a chain: each tells the last, then asks the next."""
-    with cluster(hosts=4, seed=depth, faults=NETWORKS[network]()) as made:
-        _, mesh = workers(made, 1)
+    with cluster(hosts=4, seed=depth, faults=NETWORKS[network]()) as sim:
+        _, mesh = workers(sim, 1)
         last = mesh.slice(hosts=3)
         for number in range(3):
             last.do.broadcast(("root", number))
@@ -138,7 +137,7 @@ def test_broadcasts_sent_before_an_indirect_call_arrive_before_its_answer(networ
                 answer = chain[0].ask_through.call_one(chain[1], last, number)
             else:
                 answer = chain[2].ask_through.call_one(chain[0], last, number)
-            made.result(answer, 900)
-        [history] = histories(made, last)
+            sim.result(answer, 900)
+        [history] = histories(sim, last)
         assert [item for item in history if isinstance(item, tuple)] == [("root", n) for n in range(3)]
         assert [item for item in history if isinstance(item, int)] == [0, 1, 2]

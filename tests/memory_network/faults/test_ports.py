@@ -1,4 +1,4 @@
-"""Ports across hosts: what is sent arrives once and in order, or comes back to who sent it."""
+"""Ports across hosts: a value arrives once and in order, or returns to its sender."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from monarch_nb.actor import Accumulator, Actor, Channel, Port, SupervisionError, endpoint
 from monarch_nb.testing import Cluster, NetworkFaults, cluster
-from tests.memory_network.faults.actors import LEASE, SOON, Worker, outcome, sent, workers
+from tests.memory_network.faults.actors import LEASE, SOON, Worker, outcome, send_ranked, workers
 
 pytestmark = pytest.mark.timeout(60)
 NETWORKS: dict[str, Callable[[], NetworkFaults]] = {
@@ -52,10 +52,10 @@ class Sender(Actor):
 
 @every_network
 def test_a_ranked_receiver_gets_one_value_of_each(network: str) -> None:
-    with cluster(hosts=3, seed=2, faults=NETWORKS[network]()) as made:
-        _, mesh = workers(made)
-        receiver = sent(mesh.do, "x")
-        made.advance(30)
+    with cluster(hosts=3, seed=2, faults=NETWORKS[network]()) as sim:
+        _, mesh = workers(sim)
+        receiver = send_ranked(mesh.do, "x")
+        sim.advance(30)
         values = sorted(receiver.recv().get(SOON) for _ in range(6))
         assert values == [(rank, (rank, "x")) for rank in range(6)]
         assert not receiver.recv().wait(0)
@@ -63,22 +63,22 @@ def test_a_ranked_receiver_gets_one_value_of_each(network: str) -> None:
 
 @every_network
 def test_actors_on_two_hosts_talk_through_a_port_from_a_third(network: str) -> None:
-    with cluster(hosts=3, seed=4, faults=NETWORKS[network]()) as made:
-        _, mesh = workers(made, 1, Sender)
+    with cluster(hosts=3, seed=4, faults=NETWORKS[network]()) as sim:
+        _, mesh = workers(sim, 1, Sender)
         first, second = mesh.slice(hosts=1), mesh.slice(hosts=2)
-        port = made.result(first.open.call_one(False), 300)
-        made.result(second.send.call_one(port, [1, 2, 3]), 300)
-        assert [made.result(first.receive.call_one(), 300) for _ in range(3)] == [1, 2, 3]
+        port = sim.result(first.open.call_one(False), 300)
+        sim.result(second.send.call_one(port, [1, 2, 3]), 300)
+        assert [sim.result(first.receive.call_one(), 300) for _ in range(3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("once", [False, True])
 @every_network
 def test_an_error_is_raised_where_it_is_received(network: str, once: bool) -> None:
-    with cluster(hosts=2, seed=6, faults=NETWORKS[network]()) as made:
-        _, mesh = workers(made, 1, Sender)
+    with cluster(hosts=2, seed=6, faults=NETWORKS[network]()) as sim:
+        _, mesh = workers(sim, 1, Sender)
         port, receiver = Channel[Any].open(once=once)
-        made.result(mesh.slice(hosts=1).fail.call_one(port), 300)
-        made.advance(10)
+        sim.result(mesh.slice(hosts=1).fail.call_one(port), 300)
+        sim.advance(10)
         with pytest.raises(KeyError, match="by way of a port"):
             receiver.recv().get(SOON)
 
@@ -108,9 +108,9 @@ def test_values_that_meet_a_cut_link_wait_for_it(two: Cluster) -> None:
 @pytest.mark.parametrize("once", [False, True])
 def test_a_dead_receiver_process_ends_the_call_that_waits_there(two: Cluster, once: bool) -> None:
     procs, mesh = workers(two, 1, Sender)
-    one = mesh.slice(hosts=1)
-    two.result(one.open.call_one(once))
-    waiting = one.receive.call_one()
+    receiver = mesh.slice(hosts=1)
+    two.result(receiver.open.call_one(once))
+    waiting = receiver.receive.call_one()
     two.settle()
     assert not waiting.done()
     two.kill(procs.slice(hosts=1))
@@ -121,11 +121,11 @@ def test_a_dead_receiver_process_ends_the_call_that_waits_there(two: Cluster, on
 @pytest.mark.parametrize("shape", [(1, 4), (3, 2)], ids=str)
 def test_answers_are_folded_once_each(network: str, shape: tuple[int, int]) -> None:
     hosts, gpus = shape
-    with cluster(hosts=hosts, seed=8, faults=NETWORKS[network]()) as made:
-        _, mesh = workers(made, gpus)
+    with cluster(hosts=hosts, seed=8, faults=NETWORKS[network]()) as sim:
+        _, mesh = workers(sim, gpus)
         total = Accumulator(mesh.do, [], lambda so_far, answer: [*so_far, answer[0]])
         folded = [total.accumulate("x") for _ in range(3)]
-        assert [sorted(made.result(future, 300)) for future in folded] == [list(range(hosts * gpus))] * 3
+        assert [sorted(sim.result(future, 300)) for future in folded] == [list(range(hosts * gpus))] * 3
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -151,4 +151,4 @@ def test_a_stream_gives_the_answers_of_all_but_the_lost_rank(two: Cluster, rank:
     errors = [error for error in outcomes if error is not None]
     assert [type(error) for error in errors] == [SupervisionError]
     answers = sorted(future.get(0) for future, error in zip(futures, outcomes, strict=True) if error is None)
-    assert answers == [(other, "x") for other in range(4) if other != rank]
+    assert answers == [(peer, "x") for peer in range(4) if peer != rank]

@@ -1,4 +1,4 @@
-"""Owners of owners: a failure climbs from where it happens to the first who handles it, on whatever host that is."""
+"""Owners of owners: a failure climbs from its origin to the first owner that handles it, on any host."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,15 +13,15 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Owner(Actor):
-    """Owns the next level, down to workers; says what it is told, and handles it or not."""
+    """Owns the next level, down to workers; reports each failure, and handles it or not."""
 
     def __init__(self, level: int, handler: int, heard: Port[Any], procs: list[Any]) -> None:
         self.level, self.handler, self.heard = level, handler, heard
-        here, *further = procs
-        if further:
-            self.child: Any = here.spawn(f"level{level - 1}", type(self), level - 1, handler, heard, further)
+        first, *rest = procs
+        if rest:
+            self.child: Any = first.spawn(f"level{level - 1}", type(self), level - 1, handler, heard, rest)
         else:
-            self.child = here.spawn("leaves", Worker)
+            self.child = first.spawn("leaves", Worker)
 
     @endpoint
     def below(self, levels: int) -> Any:
@@ -52,27 +52,27 @@ class AsyncOwner(Owner):
 class Tree:
     """Three owners, one on each host, the highest first; the lowest owns workers on a fourth host."""
 
-    def __init__(self, of: Cluster, cls: Any, handler: int) -> None:
-        self.of = of
+    def __init__(self, sim: Cluster, cls: Any, handler: int) -> None:
+        self.sim = sim
         port, self.receiver = Channel[Any].open()
-        hosts = of.hosts()
+        hosts = sim.hosts()
         self.procs = [hosts.slice(hosts=n).spawn_procs(per_host={"gpus": 2}, name=f"procs{n}") for n in range(4)]
-        ones = [procs.slice(gpus=0) for procs in self.procs]
-        self.top: Any = ones[0].spawn("level3", cls, 3, handler, port, [ones[1], ones[2], self.procs[3]])
-        of.result(self.top.initialized)
+        owners = [procs.slice(gpus=0) for procs in self.procs]
+        self.top: Any = owners[0].spawn("level3", cls, 3, handler, port, [owners[1], owners[2], self.procs[3]])
+        sim.result(self.top.initialized)
         self.owners = {3: self.top}
         for level in (2, 1):
-            self.owners[level] = of.result(self.top.below.call_one(2 - level))
-        self.leaves = of.result(self.top.below.call_one(2))
-        of.result(self.leaves.initialized)
+            self.owners[level] = sim.result(self.top.below.call_one(2 - level))
+        self.leaves = sim.result(self.top.below.call_one(2))
+        sim.result(self.leaves.initialized)
 
     def heard(self) -> list[tuple[int, str, str]]:
-        """What the owners were told until now."""
-        self.of.settle()
-        found = []
+        """The failures that the owners have heard so far."""
+        self.sim.settle()
+        reports = []
         while (future := self.receiver.recv()).wait(0):
-            found.append(future.get(0))
-        return found
+            reports.append(future.get(0))
+        return reports
 
 
 def fail_by_exception(tree: Tree) -> None:
@@ -80,16 +80,16 @@ def fail_by_exception(tree: Tree) -> None:
 
 
 def fail_by_death(tree: Tree) -> None:
-    tree.of.kill(tree.procs[3].slice(gpus=1))
+    tree.sim.kill(tree.procs[3].slice(gpus=1))
 
 
 def fail_by_host(tree: Tree) -> None:
-    tree.of.kill_host(3)
+    tree.sim.kill_host(3)
 
 
 def fail_by_silence(tree: Tree) -> None:
-    tree.of.partition(3)
-    tree.of.advance(LEASE + 1)
+    tree.sim.partition(3)
+    tree.sim.advance(LEASE + 1)
 
 
 WAYS = {
@@ -102,22 +102,22 @@ WAYS = {
 
 @pytest.fixture
 def four() -> Iterator[Cluster]:
-    with cluster(hosts=4) as made:
-        yield made
+    with cluster(hosts=4) as sim:
+        yield sim
 
 
 @pytest.mark.parametrize("cls", [Owner, AsyncOwner])
 @pytest.mark.parametrize("handler", [1, 2, 3, 0])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_failure_climbs_to_the_first_who_handles_it(four: Cluster, way: str, handler: int, cls: Any) -> None:
-    fail, story = WAYS[way]
+    fail, text = WAYS[way]
     tree = Tree(four, cls, handler)
     fail(tree)
     four.advance(5)
     heard = tree.heard()
     climbed = list(range(1, (handler or 3) + 1))
     assert sorted({level for level, *_ in heard}) == climbed
-    assert all(story in report for *_, report in heard)
+    assert all(text in report for *_, report in heard)
     assert {name for level, name, _ in heard if level == 1} <= {"leaves"}
     for level, owner in tree.owners.items():
         if handler and level >= handler:
@@ -125,10 +125,10 @@ def test_a_failure_climbs_to_the_first_who_handles_it(four: Cluster, way: str, h
         else:
             error = outcome(four, owner.alive.call_one())
             assert isinstance(error, SupervisionError)
-            highest = level == (handler or 4) - 1  # who owned the others, which have ended with it
-            assert (story if highest else "its owner ended") in str(error)
-    ours = [failure for failure in four.failures if failure.mesh_name == "level3"]
-    assert len(ours) == (0 if handler else 1)
+            highest = level == (handler or 4) - 1  # the owner of the others, which have ended with it
+            assert (text if highest else "its owner ended") in str(error)
+    failures = [failure for failure in four.failures if failure.mesh_name == "level3"]
+    assert len(failures) == (0 if handler else 1)
 
 
 @pytest.mark.parametrize("cls", [Owner, AsyncOwner])
@@ -140,7 +140,7 @@ def test_everything_an_owner_owned_ends_with_it_down_to_the_leaves(four: Cluster
     for mesh in (*(tree.owners[lower] for lower in range(1, level + 1)),):
         assert isinstance(outcome(four, mesh.alive.call_one()), SupervisionError)
     assert isinstance(outcome(four, tree.leaves.do.call("x")), SupervisionError)
-    assert [name for other, name, _ in tree.heard() if other == level + 1] == ([f"level{level}"] if level < 3 else [])
+    assert [name for depth, name, _ in tree.heard() if depth == level + 1] == ([f"level{level}"] if level < 3 else [])
 
 
 @pytest.mark.parametrize("cls", [Owner, AsyncOwner])
