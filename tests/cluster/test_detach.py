@@ -252,7 +252,7 @@ def test_a_killed_controller_holds_no_mesh_before_its_hosts_notice(
     [mesh] = detached_meshes()
     assert (mesh.holder, mesh.why) == (None, f"the program detach_programs.py (process {first.process.pid}) has ended")
     come_back(place, first)  # it needs no steal=True, for the 60 s of a lease
-    sweep()  # the run place of the killed controller
+    sweep()  # the run folder of the killed controller
 
 
 @pytest.mark.parametrize("frozen", [False, True])
