@@ -229,7 +229,7 @@ class Holder(Actor):
     @endpoint
     def run_out(self, how: str) -> None:
         big = Big(1000)
-        self.held = weakref.ref(big)
+        self.memory = weakref.ref(big)
         if how == "device":
             raise OutOfMemoryError("on the device")
         try:
@@ -244,7 +244,7 @@ class Holder(Actor):
     @endpoint
     def holds(self) -> bool:
         """Whether the memory of the last failure is still used; another message has come in between."""
-        return self.held() is not None
+        return self.memory() is not None
 
     @endpoint
     def load(self) -> None:

@@ -37,8 +37,8 @@ class Counter(Actor):
         self.n = start
 
     @endpoint
-    def add(self, more: int = 1) -> int:
-        self.n += more
+    def add(self, step: int = 1) -> int:
+        self.n += step
         print(f"now {self.n}", flush=True)
         return self.n
 
@@ -202,9 +202,9 @@ def leave_local(lost: str) -> None:
     monarch.actor.unhandled_fault_hook = lambda failure: None
     procs, counter = spawn(hosts.spawn_procs(name="trainers"))
     handles = current_runtime().part(LocalAgents).running
-    doomed = counter.slice(hosts=int(lost))
+    victim = counter.slice(hosts=int(lost))
     os.kill(handles[hosts.host_ids[int(lost)]].pid, signal.SIGKILL)
-    while answers(doomed):
+    while answers(victim):
         time.sleep(0.01)
     say("host", hosts.host_ids[int(lost)])
     procs.detach("60s")

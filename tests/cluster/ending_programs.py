@@ -105,8 +105,8 @@ class Program:
         self.pause(0.1)
 
     def nested(self) -> None:
-        more = this_host().spawn_procs(per_host={"gpus": 1}, name="more")
-        owner: Any = self.procs.spawn("owner", Worker, more)
+        procs = this_host().spawn_procs(per_host={"gpus": 1}, name="more")
+        owner: Any = self.procs.spawn("owner", Worker, procs)
         owner.nap.call().get()
         if self.chance.random() < 0.5:
             owner.stop()

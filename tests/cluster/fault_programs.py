@@ -37,8 +37,8 @@ from tests.polling import until
 from tests.processes import say
 
 
-def spawn(count: int = 2, **more: Any) -> tuple[Any, Any]:
-    procs = this_host().spawn_procs(per_host={"gpus": count}, name="procs", **more)
+def spawn(count: int = 2, **options: Any) -> tuple[Any, Any]:
+    procs = this_host().spawn_procs(per_host={"gpus": count}, name="procs", **options)
     return procs, procs.spawn("workers", Worker)
 
 
@@ -89,9 +89,9 @@ def killed(stage: str) -> None:
     if stage == "stop":
         workers.hang.call(port)
         begun(receiver, 2)
-        stopped = procs.stop()
+        stop = procs.stop()
         say("at", stage)
-        stopped.get()
+        stop.get()
 
 
 def killed_at_the_start(stage: str) -> None:
@@ -458,8 +458,8 @@ def slow_receiver() -> None:
     procs, workers = spawn(1)
     port, receiver = Channel.open()
     folder = tempfile.TemporaryDirectory()
-    opened = Path(folder.name) / "opened"
-    workers.wait_for.broadcast(str(opened), port)
+    gate = Path(folder.name) / "opened"
+    workers.wait_for.broadcast(str(gate), port)
     begun(receiver, 1)
     counts = itertools.count()
     numbers: list[int] = []
@@ -485,7 +485,7 @@ def slow_receiver() -> None:
     assert blocked.is_set()
     backlog = len(numbers)
     assert backlog <= window // size + 2, backlog
-    opened.touch()
+    gate.touch()
     for _ in range(3000):  # then sending goes on, as fast as the receiver takes the messages
         number = next(counts)
         workers.note.broadcast((number, b"x" * 1000))

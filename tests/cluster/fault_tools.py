@@ -132,9 +132,9 @@ def shown(host: Any) -> list[MeshFailure]:
 
 
 @contextlib.contextmanager
-def spawned(host: Any, count: int = 2, name: str = "duo", **more: Any) -> Iterator[ProcMesh]:
+def spawned(host: Any, count: int = 2, name: str = "duo", **options: Any) -> Iterator[ProcMesh]:
     """Processes that are stopped at the end."""
-    procs = host.spawn_procs(per_host={"gpus": count}, name=name, **more)
+    procs = host.spawn_procs(per_host={"gpus": count}, name=name, **options)
     try:
         yield procs
     finally:
@@ -194,10 +194,10 @@ def kill(pid: int) -> None:
 class Program:
     """A controller of its own, in a process of its own: a function of tests/cluster/fault_programs.py."""
 
-    def __init__(self, name: str, *words: object, **more: Any) -> None:
+    def __init__(self, name: str, *words: object, **opts: Any) -> None:
         line = [sys.executable, "-m", "tests.cluster.fault_programs", name, *map(str, words)]
         self.process = subprocess.Popen(
-            line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **more
+            line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **opts
         )
         self.said: list[str] = []
 

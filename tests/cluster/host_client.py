@@ -90,11 +90,11 @@ class Client:
             raise Refusal(decode_refusal(data))
         return verb.decode_reply(data)
 
-    def spawn(self, count: int = 1, runner: str = "idle", *, per_host: int | None = None, **more: Any) -> list[str]:
+    def spawn(self, count: int = 1, runner: str = "idle", *, per_host: int | None = None, **options: Any) -> list[str]:
         """Start procs; returns their addresses."""
-        layout = more.pop("layout", None) or Layout(f"p{next(self._uids)}", (self.host,), per_host or count)
+        layout = options.pop("layout", None) or Layout(f"p{next(self._uids)}", (self.host,), per_host or count)
         wish = protocol.SpawnProcs(
-            mesh=layout.uid, ranks=tuple(range(count)), sys_path=(ROOT,), runner=f"{RUNNERS}:{runner}", **more
+            mesh=layout.uid, ranks=tuple(range(count)), sys_path=(ROOT,), runner=f"{RUNNERS}:{runner}", **options
         )
         return list(self.ask(verbs.SPAWN, wish).addresses)
 

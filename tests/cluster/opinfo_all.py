@@ -61,7 +61,7 @@ class Case:
 
 
 @dataclass
-class Found:
+class Outcome:
     """The outcomes of an operation by case, and how many of its samples were tried."""
 
     cases: dict[str, Case]
@@ -70,7 +70,7 @@ class Found:
 
 
 @dataclass
-class Judged:
+class Expected:
     """What local tensors give: outputs, gradients, and the inputs that it changed."""
 
     outputs: list[torch.Tensor]
@@ -84,13 +84,13 @@ class Part:
     """Which samples: of which kinds of sizes, and how many per operation; 0 for all."""
 
     kinds: tuple[str, ...] = tuple(cases.SIZES)
-    most: int = 0
+    limit: int = 0
 
-    def chosen(self, samples: list[Any]) -> list[int]:
+    def choose(self, samples: list[Any]) -> list[int]:
         """Indices of samples: the first with the most dimensions, up to three, and others, spread over all."""
         order = sorted(range(len(samples)), key=lambda index: -min(_dims(samples[index]), 3))
-        most = min(self.most or len(order), len(order))
-        return [order[len(order) * index // most] for index in range(most)]
+        count = min(self.limit or len(order), len(order))
+        return [order[len(order) * index // count] for index in range(count)]
 
 
 def _dims(sample: Any) -> int:
@@ -107,7 +107,7 @@ class Bench:
         self._ranks = threaded_ranks.Ranks(SQUARE.size)
         self._streams = {layout: self._ranks.mesh(layout) for layout in (LINE, SQUARE)}
 
-    def judged(self, op: Any, sample: Any) -> Judged:
+    def judge(self, op: Any, sample: Any) -> Expected:
         """Runs a sample on local tensors. Raises the operation's error."""
 
         def local(value: Any) -> Any:
@@ -115,14 +115,14 @@ class Bench:
 
         draws = cases.Draws()
         with draws:
-            args, kwargs, result = _called(op, sample, local)
+            args, kwargs, result = _call(op, sample, local)
         outputs = cases.tensors_of(result)
         inputs = cases.tensors_of((args, kwargs))
         changed = {index: tensor.detach().clone() for index, tensor in enumerate(inputs) if tensor._version}
         gradients = list(cases.gradients_of(args, kwargs, result))
-        return Judged([t.detach() for t in outputs], gradients, changed, draws.seen or "empty" in op.name)
+        return Expected([t.detach() for t in outputs], gradients, changed, draws.seen or "empty" in op.name)
 
-    def outcome(self, op: Any, sample: Any, expected: Judged, layout: MeshLayout, lie: Any) -> str:
+    def outcome(self, op: Any, sample: Any, expected: Expected, layout: MeshLayout, place: Any) -> str:
         """ "ok", "WRONG …" for what differs from local tensors, or "refused …" with the error."""
         stream = self._streams[layout]
         stage = "forward"
@@ -130,10 +130,10 @@ class Bench:
         def sharded(value: Any) -> Any:
             if not _is_tensor(value):
                 return value
-            return self._tools.distributed(stream, value, lie(value)).requires_grad_(value.requires_grad)
+            return self._tools.distributed(stream, value, place(value)).requires_grad_(value.requires_grad)
 
         try:
-            args, kwargs, result = _called(op, sample, sharded)
+            args, kwargs, result = _call(op, sample, sharded)
             outputs = cases.tensors_of(result)
             if len(outputs) != len(expected.outputs):
                 return f"WRONG forward: {len(outputs)} tensors instead of {len(expected.outputs)}"
@@ -150,10 +150,10 @@ class Bench:
             handles = [remote for _, _, remote in pairs if isinstance(remote, MeshTensor)]
             stage = "run"
             values = iter(self._tools.fetched(self._ranks, stream, handles))
-            steepest = cases.largest(expected.gradients)
+            largest = cases.largest(expected.gradients)
             for kind, local, remote in pairs:
                 value = next(values) if isinstance(remote, MeshTensor) else remote
-                scale = steepest if kind == "backward" else 0.0
+                scale = largest if kind == "backward" else 0.0
                 if difference := cases.difference(local, value, expected.drawn, scale):
                     return f"WRONG {kind}: {difference}"
         except Exception as error:
@@ -168,14 +168,14 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _called(op: Any, sample: Any, convert: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+def _call(op: Any, sample: Any, convert: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     args = tree_map(convert, (sample.input, *sample.args))
     kwargs = tree_map(convert, sample.kwargs)
     torch.manual_seed(1)
     return args, kwargs, op(*args, **kwargs)
 
 
-def lies(value: torch.Tensor, placements: Placements) -> Placements:
+def place(value: torch.Tensor, placements: Placements) -> Placements:
     """The tensor's placements: replicated where it cannot be sharded or be a sum of parts."""
     summable = value.dtype.is_floating_point and value.dtype.itemsize > 1 and value.numel() > 0
     return tuple(
@@ -196,14 +196,14 @@ def all_samples(op: Any, kind: str) -> list[Any]:
         dtype = supported[0]
     gradients = op.supports_autograd and dtype.is_floating_point
 
-    def drawn() -> list[Any]:
+    def draw() -> list[Any]:
         torch.manual_seed(0)
         random.seed(0)
         return list(op.sample_inputs("cpu", dtype, requires_grad=gradients))
 
     with cases.sizes(kind), contextlib.suppress(Exception):
-        return [sample for sample in drawn() if not _overruns(op, sample)]
-    return [sample for sample in drawn() if not _overruns(op, sample)]
+        return [sample for sample in draw() if not _overruns(op, sample)]
+    return [sample for sample in draw() if not _overruns(op, sample)]
 
 
 def _overruns(op: Any, sample: Any) -> bool:
@@ -261,40 +261,40 @@ def written_negative(op: Any, sample: Any, equal: Callable[[Any], bool]) -> Any 
     return SampleInput(sample.input, args=tuple(args), kwargs=dict(kwargs)) if changed else None
 
 
-def tried(
-    op: Any, bench: Bench, skipped: set[tuple[str, int]], begun: Callable[[str, int], None], part: "Part"
-) -> Found:
+def try_operation(
+    op: Any, bench: Bench, skipped: set[tuple[str, int]], begin: Callable[[str, int], None], part: "Part"
+) -> Outcome:
     """Samples of an operation, in all ways."""
-    result = Found({f"{kind} {word}": Case() for kind in part.kinds for word in WAYS})
+    result = Outcome({f"{kind} {word}": Case() for kind in part.kinds for word in WAYS})
     inputs: set[str] = set()
     for kind in part.kinds:
-        own = {same_inputs(sample): sample for sample in all_samples(op, kind)}
-        samples = [own[key] for key in own if key not in inputs]  # PyTorch's own sizes may have been tried
-        inputs.update(own)
-        for number in part.chosen(samples):
-            begun(kind, number)
+        by_inputs = {same_inputs(sample): sample for sample in all_samples(op, kind)}
+        samples = [by_inputs[key] for key in by_inputs if key not in inputs]  # PyTorch's own sizes may have been tried
+        inputs.update(by_inputs)
+        for number in part.choose(samples):
+            begin(kind, number)
             result.tried += 1
             if (kind, number) in skipped:
                 result.cases[f"{kind} whole"].wrong.append(f"sample {number}: HUNG or ended the process")
                 continue
-            by = {word: result.cases[f"{kind} {word}"] for word in WAYS}
-            _try_sample(op, samples[number], bench, by, f"sample {number}")
+            case_of = {word: result.cases[f"{kind} {word}"] for word in WAYS}
+            _try_sample(op, samples[number], bench, case_of, f"sample {number}")
     result.known = len(inputs)
     return result
 
 
-def _try_sample(op: Any, sample: Any, bench: Bench, by: dict[str, Case], title: str) -> None:
+def _try_sample(op: Any, sample: Any, bench: Bench, case_of: dict[str, Case], title: str) -> None:
     try:
-        expected = bench.judged(op, sample)
+        expected = bench.judge(op, sample)
     except Exception:
-        for case in by.values():
+        for case in case_of.values():
             case.untried += 1
         return
     tries = [("", sample, expected)]
 
     def equal(variant: Any) -> bool:
         try:
-            _, _, result = _called(op, variant, lambda value: value.detach().clone() if _is_tensor(value) else value)
+            _, _, result = _call(op, variant, lambda value: value.detach().clone() if _is_tensor(value) else value)
         except Exception:
             return False
         outputs = cases.tensors_of(result)
@@ -305,17 +305,17 @@ def _try_sample(op: Any, sample: Any, bench: Bench, by: dict[str, Case], title: 
     negative = None if expected.drawn else written_negative(op, sample, equal)
     if negative is not None:
         with contextlib.suppress(Exception):
-            tries.append((" with negative dimensions", negative, bench.judged(op, negative)))
+            tries.append((" with negative dimensions", negative, bench.judge(op, negative)))
     done: set[tuple[MeshLayout, tuple[Placements, ...]]] = set()
     tensors = [leaf for leaf in tree_leaves((sample.input, sample.args, sample.kwargs)) if _is_tensor(leaf)]
     for word, (layout, placements) in WAYS.items():
-        lie = tuple(lies(value, placements) for value in tensors)
-        if (layout, lie) in done or (word != "whole" and all(p == R for shards in lie for p in shards)):
+        placed = tuple(place(value, placements) for value in tensors)
+        if (layout, placed) in done or (word != "whole" and all(p == R for shards in placed for p in shards)):
             continue  # the same as another layout
-        done.add((layout, lie))
-        case = by[word]
+        done.add((layout, placed))
+        case = case_of[word]
         for suffix, variant, reference in tries:
-            outcome = bench.outcome(op, variant, reference, layout, lambda value, ps=placements: lies(value, ps))
+            outcome = bench.outcome(op, variant, reference, layout, lambda value, ps=placements: place(value, ps))
             if outcome == "ok":
                 case.right += 1
             elif outcome.startswith("WRONG"):
@@ -340,12 +340,12 @@ def _of_process(names: list[str], skipped: dict[str, set[tuple[str, int]]], part
         if name not in names:
             continue
 
-        def begun(kind: str, number: int, name: str = name) -> None:
+        def begin(kind: str, number: int, name: str = name) -> None:
             faulthandler.dump_traceback_later(HANGS_S, exit=True)
             say("begun", name, kind, number)
 
         started = time.process_time()
-        result = tried(op, bench, skipped.get(name, set()), begun, part)
+        result = try_operation(op, bench, skipped.get(name, set()), begin, part)
         faulthandler.cancel_dump_traceback_later()
         say("done", name, asdict(result), round(time.process_time() - started, 2))
 
@@ -401,7 +401,7 @@ class Child:
             name = next(iter(self.names))
             case = Case(wrong=["its samples ended the process"])
             self.names.remove(name)
-            yield name, asdict(Found({f"{self._part.kinds[0]} whole": case})), 0.0
+            yield name, asdict(Outcome({f"{self._part.kinds[0]} whole": case})), 0.0
         skipped.add((size, number))
         if self.names:
             self._start()
@@ -411,14 +411,14 @@ class Child:
         os.waitpid(self._pid, 0)
 
 
-def found_of(names: Iterable[str], processes: int = 2, part: Part = Part()) -> Iterator[tuple[str, Any, float]]:
+def run_all(names: Iterable[str], processes: int = 2, part: Part = Part()) -> Iterator[tuple[str, Any, float]]:
     """The results of these operations as they come: by case, and the seconds taken."""
-    waiting = deque(names)
+    queue = deque(names)
     children: list[Child] = []
     try:
-        while waiting or children:
-            while waiting and len(children) < processes:
-                children.append(Child([waiting.popleft() for _ in range(min(AT_ONCE, len(waiting)))], part))
+        while queue or children:
+            while queue and len(children) < processes:
+                children.append(Child([queue.popleft() for _ in range(min(AT_ONCE, len(queue)))], part))
             ready, _, _ = select.select([child.out for child in children], [], [])
             for child in list(children):
                 if child.out in ready:
@@ -430,24 +430,24 @@ def found_of(names: Iterable[str], processes: int = 2, part: Part = Part()) -> I
             child.end()
 
 
-def main(path: str, names: str = "", most: str = "", kinds: str = "") -> None:
+def main(path: str, names: str = "", limit: str = "", kinds: str = "") -> None:
     """Appends the missing results to the file."""
     file = Path(path)
     stored = {json.loads(line)[0] for line in file.read_text().splitlines()} if file.exists() else set()
     targets = [cases.name_of(op) for op in cases.operations()]
     if names:
         targets = [name for name in targets if name in names.split(",")]
-    begun, wrong = time.time(), 0
-    part = Part(tuple(kinds.split(",")) if kinds else tuple(cases.SIZES), int(most or 0))
+    start, wrong = time.time(), 0
+    part = Part(tuple(kinds.split(",")) if kinds else tuple(cases.SIZES), int(limit or 0))
     processes = int(os.environ.get("PROCESSES", os.cpu_count() or 1))
     with file.open("a", buffering=1) as out:
-        for name, result, took in found_of([name for name in targets if name not in stored], processes, part):
+        for name, result, took in run_all([name for name in targets if name not in stored], processes, part):
             out.write(json.dumps([name, result, took]) + "\n")
             for title, case in result["cases"].items():
                 wrong += len(case["wrong"])
                 for example in case["wrong"]:
                     print(f"{name} {title} {example}", flush=True)
-    print(f"{len(targets)} operations, {wrong} wrong, {time.time() - begun:.0f} s", file=sys.stderr)
+    print(f"{len(targets)} operations, {wrong} wrong, {time.time() - start:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -101,12 +101,12 @@ def outcome(program: Program, tensors: list[torch.Tensor], make: Callable[..., A
             expected.square().sum().backward()
             result.square().sum().backward()
             pairs += [(a.grad, b.grad) for a, b in zip(local, sharded, strict=True) if a.requires_grad]
-        same = [
+        matches = [
             a.shape == (full := gather(b)).shape and torch.allclose(a, full.to(a.dtype), 1e-3, 1e-5) for a, b in pairs
         ]
     except Exception as error:
         return f"raises {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:150]}"
-    return "right" if all(same) else "wrong"
+    return "right" if all(matches) else "wrong"
 
 
 def outcomes(rank: int, store: str) -> dict[str, tuple[str, str]]:

@@ -29,9 +29,9 @@ class Blocking(Actor):
 
     @endpoint
     def wait_for(self, peers: Any, began: Any) -> None:
-        sleeping = peers.sleep.call(began)
+        call = peers.sleep.call(began)
         began.send(None)
-        sleeping.get()
+        call.get()
 
     @endpoint
     def read(self, began: Any) -> None:
@@ -119,13 +119,13 @@ def test_an_endpoint_that_no_interrupt_ends_is_named_within_a_second(impatient: 
 def test_calls_that_have_not_begun_are_dropped_on_request(duo: ProcMesh) -> None:
     actors = duo.spawn("queued", Blocking)
     port, receiver = Channel[None].open()
-    first, *more = [actors.sleep.call(port) for _ in range(4)]
+    first, *rest = [actors.sleep.call(port) for _ in range(4)]
     receiver.recv().get(SECONDS)
     receiver.recv().get(SECONDS)
-    interrupted(actors._state, [0, 1], [future.wait_id for future in (first, *more)])
+    interrupted(actors._state, [0, 1], [future.wait_id for future in (first, *rest)])
     with pytest.raises(ActorError, match="KeyboardInterrupt"):
         first.get(SECONDS)
-    for future in more:
+    for future in rest:
         with pytest.raises(ActorError, match="cancelled before it ran"):
             future.get(SECONDS)
 
@@ -176,10 +176,10 @@ def test_interrupting_endpoints_that_use_pytorch_leaves_its_modes_unchanged(duo:
     actors = duo.spawn("sharding", Sharding)
     for _ in range(4):
         began, begins = Channel[None].open()
-        running = actors.work.call(began)
+        call = actors.work.call(began)
         for _ in range(2):
             begins.recv().get(SECONDS)
         interrupt(actors)
         with pytest.raises(ActorError, match="KeyboardInterrupt"):
-            running.get(SECONDS)
+            call.get(SECONDS)
         assert actors.is_as_it_was.call().get(SECONDS).values() == [True, True]

@@ -61,11 +61,11 @@ class Talker(Actor):
     @endpoint
     def flood(self, megabytes: int) -> None:
         rank = current_rank().rank
-        begun = time.monotonic()
+        start = time.monotonic()
         for number in range(megabytes * MEGABYTE):
             print(f"rank {rank} line {number:06}".ljust(99, "."))
             if number % 1000 == 999:  # one megabyte in a second
-                time.sleep(max(0.0, begun + (number + 1) / MEGABYTE - time.monotonic()))
+                time.sleep(max(0.0, start + (number + 1) / MEGABYTE - time.monotonic()))
 
     @endpoint
     def ends(self, lines: int) -> None:
@@ -154,8 +154,8 @@ def test_a_process_that_user_code_forks_may_print(eight, talkers) -> None:
 
 
 def test_lines_can_be_followed_and_listened_to(eight, talkers) -> None:
-    heard: list[Written] = []
-    stop = listen_to_logs(lambda address, written: heard.extend(written))
+    lines: list[Written] = []
+    stop = listen_to_logs(lambda address, written: lines.extend(written))
     followed = follow_logs(eight.slice(gpus=6), "news")
     talkers.slice(gpus=6).say.call_one("news 1").get(SECONDS)
     assert next(followed).text == "news 1"
@@ -164,7 +164,7 @@ def test_lines_can_be_followed_and_listened_to(eight, talkers) -> None:
     assert [record.text for record in logs_of(talkers.slice(gpus=6), "news")] == ["news 1", "news 2"]
     followed.close()
     stop()
-    assert [line.text for line in heard if "news" in line.text] == ["news 1\n", "news 2\n"]
+    assert [line.text for line in lines if "news" in line.text] == ["news 1\n", "news 2\n"]
 
 
 @pytest.mark.slow

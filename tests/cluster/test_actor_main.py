@@ -16,7 +16,7 @@ atexit.register(lambda: print("atexit ran", flush=True))
 """
 
 
-def run(tmp_path: Path, source: str, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, source: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"
     script.write_text(HEAD + textwrap.dedent(source))
     done = subprocess.run(

@@ -86,7 +86,7 @@ def test_a_stop_ends_a_constructor_that_never_returns(hasty: ProcMesh, kind: Any
     port, receiver = Channel[str].open()
     witness: Any = hasty.spawn("witness", Witness)
     mesh: Any = hasty.spawn("unending", kind, "init", how, witness, port)
-    waiting = mesh.ping.call()
+    call = mesh.ping.call()
     assert receiver.recv().get(20) == "began"
     while witness.all.call_one().get(20) != ["sent while it began"]:
         time.sleep(0.01)
@@ -94,7 +94,7 @@ def test_a_stop_ends_a_constructor_that_never_returns(hasty: ProcMesh, kind: Any
     mesh.stop().get(20)
     assert time.monotonic() - began < 8
     with pytest.raises(SupervisionError, match="stopped"):
-        waiting.get(20)
+        call.get(20)
     with pytest.raises(SupervisionError, match="stopped"):
         mesh.initialized.get(20)
     assert witness.all.call_one().get(20) == ["sent while it began"]

@@ -158,7 +158,7 @@ class Slow(Actor):
 def test_a_constructor_may_take_its_time_unless_a_limit_is_set() -> None:
     with spawned(this_host(), 1, "slow") as procs:
         with config.configured(actor_spawn_max_idle="200ms"):
-            late: Any = procs.spawn("late", Slow)
+            mesh: Any = procs.spawn("late", Slow)
             with pytest.raises(RuntimeError, match=r"late\.__init__ has not ended within 0\.2 s"):
-                late.initialized.get(20)
-        assert late.ping.call_one().get(20)  # the constructor has ended all the same
+                mesh.initialized.get(20)
+        assert mesh.ping.call_one().get(20)  # the constructor has ended all the same

@@ -47,7 +47,7 @@ class Trainer(Actor):
     def train(self, kind: str, fail_at: int = -1, rank: int = 1) -> float:
         if not dist.is_initialized():
             dist.init_process_group("gloo")
-        me = dist.get_rank()
+        own_rank = dist.get_rank()
         torch.manual_seed(0)
         model: Any = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
         if kind == "ddp":
@@ -58,7 +58,7 @@ class Trainer(Actor):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(4):
             loss = model(torch.ones(4, 8)).pow(2).mean()
-            if (step, me) == (fail_at, rank):
+            if (step, own_rank) == (fail_at, rank):
                 raise ValueError(f"nan in batch {step}")
             loss.backward()
             if kind == "all_reduce":
@@ -117,13 +117,13 @@ class Joiner(Actor):
         if not dist.is_initialized():
             dist.init_process_group("gloo")
         first, second = dist.new_group([0, 1]), dist.new_group([1, 2])
-        me = dist.get_rank()
-        if me == leaves:
+        rank = dist.get_rank()
+        if rank == leaves:
             raise ValueError("nan")
         total = torch.ones(1)
-        if me > 0:
+        if rank > 0:
             dist.all_reduce(total, group=second)
-        if me < 2:
+        if rank < 2:
             dist.all_reduce(total, group=first)
         return total.int().tolist()
 
@@ -170,13 +170,13 @@ def test_collectives_of_another_call_in_the_same_processes_go_on(
     healthy: Any = procs.spawn("healthy", Joiner)
     healthy.own_group.call("own").get(SOON)
     port, receiver = Channel[int].open()
-    going = healthy.steps.call(port, str(tmp_path / "go"))
+    call = healthy.steps.call(port, str(tmp_path / "go"))
     for _ in range(3):
         receiver.recv().get(SOON)
     fail_and_retry(trainers, "ddp")
     fail_and_retry(trainers, "all_reduce")
     (tmp_path / "go").touch()
-    steps = going.get(SOON).values()
+    steps = call.get(SOON).values()
     assert steps[0] == steps[1] == steps[2] > 0
 
 
@@ -206,11 +206,11 @@ class Keeper(Actor):
     @endpoint
     def gradients(self, fail_at: int = -1, stage: str = "forward") -> list[float]:
         """Gradients of three steps without an optimizer, which are the same in every call without an error."""
-        me = dist.get_rank()
+        rank = dist.get_rank()
         self.model.zero_grad()
         for step in range(3):
-            loss = self.model(torch.ones(4, 8) * (me + 1)).pow(2).mean()
-            if (step, me) == (fail_at, 1):
+            loss = self.model(torch.ones(4, 8) * (rank + 1)).pow(2).mean()
+            if (step, rank) == (fail_at, 1):
                 if stage == "backward":
                     loss.register_hook(_fail)
                 else:

@@ -27,9 +27,6 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 class Reader(Actor):
     """Iterates."""
 
-    def __init__(self) -> None:
-        self.kept: Any = None
-
     @endpoint
     def rows(self, feed: Feed, limit: int = 10**9) -> list[list[int]]:
         rows: list[list[int]] = []
@@ -121,16 +118,16 @@ def test_ranks_that_differ_in_other_dimensions_get_the_same(procs: ProcMesh, rea
 
 
 def test_the_source_is_read_no_faster_than_the_slowest_rank_goes(readers: Any) -> None:
-    read: list[int] = []
+    sizes: list[int] = []
 
     def counted() -> Iterator[dict[str, Any]]:
         for batch in batches(10_000, 4):
-            read.append(len(batch["x"]))
+            sizes.append(len(batch["x"]))
             yield batch
 
     feed = feed_of(counted(), readers, batch_size=1, prefetch=3)
     assert [steps[:1] for steps in readers.rows.call(feed, 2).get(60).values()] == [[[0]], [[1]], [[2]], [[3]]]
-    assert len(read) <= 2 + 3, "two steps were used, and three may be ahead"
+    assert len(sizes) <= 2 + 3, "two steps were used, and three may be ahead"
     feed.stop()
 
 
@@ -174,11 +171,11 @@ def test_ranks_that_share_a_part_are_sent_the_same_memory(procs: ProcMesh, reade
 def test_ranks_waiting_for_a_feed_are_released_when_it_is_stopped(procs: ProcMesh) -> None:
     mesh = procs.spawn("async_readers", AsyncReader)
     feed = feed_of(batches(100, 10), mesh, batch_size=1)
-    waiting = mesh.slice(dp=slice(0, 1), tp=slice(0, 1)).rows.call_one(feed)
+    call = mesh.slice(dp=slice(0, 1), tp=slice(0, 1)).rows.call_one(feed)
     until(lambda: "2 steps held" in repr(feed))
     feed.stop()
     with pytest.raises(ActorError, match="this feed was stopped"):
-        waiting.get(20)
+        call.get(20)
     mesh.stop().get()
 
 

@@ -185,9 +185,9 @@ def test_a_group_that_is_destroyed_after_a_failure_closes_its_connections(procs:
     assert list(holders.join.call().get(SECONDS).values()) == [2, 2]
     first, second = holders.slice(gpus=0), holders.slice(gpus=1)
     error = failed(second.fail_in_group.call_one())
-    waiting = first.wait_for_the_other.call_one()
+    call = first.wait_for_the_other.call_one()
     second.leave.call_one().get(SECONDS)
-    assert "onnection" in waiting.get(SECONDS), "the other rank is told, though the frames are kept"
+    assert "onnection" in call.get(SECONDS), "the other rank is told, though the frames are kept"
     group = debug.post_mortem(error)
     group.run("u")
     group.run("u")

@@ -65,9 +65,9 @@ def test_a_detached_mesh_is_attached_by_another_program_with_its_state(place: Pa
     (place / "gate").touch()
     os.kill(parent(int(pids[0])), signal.SIGTERM)  # the notice comes while no controller is attached
     second = Controller(place, "take").done()
-    noticed = [line for line in second.lines if "notice came: Host " in line]
-    assert len(noticed) == 1, second.lines
-    assert noticed[0].endswith("is about to be taken away (SIGTERM), soon; nobody knows when, gpus=0-1")
+    notices = [line for line in second.lines if "notice came: Host " in line]
+    assert len(notices) == 1, second.lines
+    assert notices[0].endswith("is about to be taken away (SIGTERM), soon; nobody knows when, gpus=0-1")
     assert second.said("pids") == [pids]
     assert second.said("counts") == [["16", "16"]]
     assert second.said("slice") == [["17"]]
@@ -123,9 +123,9 @@ def test_another_version_is_refused_but_the_shell_can_stop_its_meshes(place: Pat
     assert "trainers {gpus=2} with counter on " in shell("ls").stdout
     [file] = files(place)
     file.write_bytes(msgspec.json.encode({**msgspec.json.decode(file.read_bytes()), "version": "0.0.9"}))
-    refused = " ".join(Controller(place, "take").done().said("refused")[0])
-    assert "trainers runs monarch-nb 0.0.9 on Python" in refused
-    assert "monarch-nb mesh stop trainers" in refused
+    refusal = " ".join(Controller(place, "take").done().said("refused")[0])
+    assert "trainers runs monarch-nb 0.0.9 on Python" in refusal
+    assert "monarch-nb mesh stop trainers" in refusal
     assert shell("stop", "trainers").stdout == "stopped trainers: 2 procs\n"
     assert not any(map(alive, pids))
     second = shell("stop", "trainers")
@@ -168,8 +168,8 @@ def test_a_second_controller_is_refused_or_takes_over_with_notice(place: Path) -
     Controller(place, "leave").done()
     first = Controller(place, "take", "hold")
     first.until("holds")
-    refused = " ".join(Controller(place, "take").done().said("refused")[0])
-    assert f"held by the program detach_programs.py (process {first.process.pid} on" in refused
+    refusal = " ".join(Controller(place, "take").done().said("refused")[0])
+    assert f"held by the program detach_programs.py (process {first.process.pid} on" in refusal
     thief = Controller(place, "take", "steal").done()
     assert thief.said("counts") == [["17", "18"]]
     first.process.send_signal(signal.SIGUSR1)
@@ -284,11 +284,11 @@ def test_a_name_that_now_resolves_to_another_host_is_reported(
     first, second, third = (agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0", count=3))
     Controller(place, "leave_hosts", str(key), first, second).done()
     [file] = files(place)
-    written = file.read_text()
-    file.write_text(written.replace(first, third).replace(second, third))
-    [refused] = Controller(place, "take").done().said("refused")
-    assert f"answers at {third}, not" in " ".join(refused)
-    file.write_text(written)
+    record = file.read_text()
+    file.write_text(record.replace(first, third).replace(second, third))
+    [refusal] = Controller(place, "take").done().said("refused")
+    assert f"answers at {third}, not" in " ".join(refusal)
+    file.write_text(record)
     assert Controller(place, "take").done().said("refused") == []
 
 
@@ -323,16 +323,16 @@ def test_an_unreachable_host_is_named_however_it_was_reached(
         first = Controller(place, "leave_behind", str(key), endpoints[0], *endpoints).done()
     rank = {"dials": 1, "is behind a gateway": 1, "is the gateway": 0}[how]
     pid = int(first.said("pids")[0][rank])
-    [doomed] = [agent for agent in hosts if agent["pid"] == parent(pid)]
-    os.kill(doomed["pid"], signal.SIGKILL)
+    [victim] = [agent for agent in hosts if agent["pid"] == parent(pid)]
+    os.kill(victim["pid"], signal.SIGKILL)
     until(lambda: not alive(pid))
     second = Controller(place, "look").done()
-    until(lambda: doomed["host"] not in str(sweep()))
+    until(lambda: victim["host"] not in str(sweep()))
     if how == "is the gateway":  # nothing else leads to the other host
         assert "cannot be attached" in " ".join(second.said("refused")[0]), second.lines
         return
     assert second.said("lives") == [["0"]], second.lines
-    pattern = f"its host {name_of(doomed['host'])} cannot be reached"
+    pattern = f"its host {name_of(victim['host'])} cannot be reached"
     assert any(re.search(pattern, line) for line in second.lines), second.lines
 
 

@@ -86,9 +86,9 @@ def blocked(trainers: Any, tmp_path: Path) -> Iterator[Any]:
 def test_a_rank_that_blocks_is_named_with_its_line(trainers: Any, tmp_path: Path) -> None:
     with blocked(trainers, tmp_path) as call:
         finding = finding_of(trainers, "missing_from_collective", "where gpus=0,2 have waited")
-        with pytest.raises(TimeoutError) as late:
+        with pytest.raises(TimeoutError) as caught:
             call.get(0.1)
-    assert "gpus=1 has not begun all_reduce no. " in late.value.__notes__[0]
+    assert "gpus=1 has not begun all_reduce no. " in caught.value.__notes__[0]
     assert (finding.mesh, finding.ranks, finding.sure) == ("workers", (1,), True)
     assert finding.source == line_of(__file__, "with open(pipe")
     assert finding.text.startswith("gpus=1 has not begun all_reduce no. ")
@@ -99,11 +99,11 @@ def test_a_script_that_waits_says_why_and_so_does_its_interrupt(
     trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hangs, "WITHOUT_PROGRESS_S", 0.5)
-    written = list[str]()
+    outputs = list[str]()
 
     def is_written() -> bool:
-        written.append(capfd.readouterr().err)
-        return "makes no progress" in "".join(written)
+        outputs.append(capfd.readouterr().err)
+        return "makes no progress" in "".join(outputs)
 
     def press() -> None:
         try:
@@ -111,17 +111,17 @@ def test_a_script_that_waits_says_why_and_so_does_its_interrupt(
         finally:
             _thread.interrupt_main()
 
-    pressing = threading.Thread(target=press)
+    thread = threading.Thread(target=press)
     with blocked(trainers, tmp_path) as call:
-        pressing.start()
-        with pytest.raises(KeyboardInterrupt) as pressed:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt) as caught:
             call.get(SECONDS)
-    pressing.join()
-    text = "".join(written)
+    thread.join()
+    text = "".join(outputs)
     assert text.count("monarch: trainers.train() makes no progress: gpus=1 has not begun all_reduce no. ") == 1
     assert "monarch_nb.diagnosis.abort() ends it" in text
-    assert "The future stays valid" in pressed.value.__notes__[0]
-    assert pressed.value.__notes__[1].startswith("gpus=1 has not begun all_reduce no. ")
+    assert "The future stays valid" in caught.value.__notes__[0]
+    assert caught.value.__notes__[1].startswith("gpus=1 has not begun all_reduce no. ")
 
 
 def test_an_abort_ends_the_call_with_the_finding(trainers: Any, tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_a_rank_whose_call_has_ended_is_missing_from_the_collective(trainers: An
         call = trainers.train.call("raises", "")
         finding = finding_of(trainers, "missing_from_collective", "it runs nothing: its call has ended")
     assert finding.ranks == (1,)
-    with pytest.raises(ActorError, match="no such batch") as failed:
+    with pytest.raises(ActorError, match="no such batch") as caught:
         call.get(SECONDS)
-    assert "Before that, gpus=1 has not begun all_reduce no. " in failed.value.__notes__[-1]
+    assert "Before that, gpus=1 has not begun all_reduce no. " in caught.value.__notes__[-1]
 
 
 def test_values_that_are_no_mesh_are_refused() -> None:

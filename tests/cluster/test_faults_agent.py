@@ -118,8 +118,8 @@ def test_during_set_up_and_init(host: Any) -> None:
 
 @pytest.mark.slow
 def test_killing_the_agent_during_a_heal_ends_it_with_an_error(host: Any, tmp_path: Any) -> None:
-    slow = f"import os, time\nwhile os.path.exists({str(tmp_path / 'wait')!r}): time.sleep(0.01)"
-    with spawned(host, name="heals", setup=slow) as procs:
+    setup = f"import os, time\nwhile os.path.exists({str(tmp_path / 'wait')!r}): time.sleep(0.01)"
+    with spawned(host, name="heals", setup=setup) as procs:
         actors = procs.spawn("heals", Worker)
         pids = actors.pid.call().get(SOON).values()
         (tmp_path / "wait").touch()
@@ -127,11 +127,11 @@ def test_killing_the_agent_during_a_heal_ends_it_with_an_error(host: Any, tmp_pa
         with pytest.raises(SupervisionError):
             actors.pid.call().get(SOON)
         before = set(marked())
-        healed = current_runtime().part(MeshHealer).heal(actors._state, actors._region)
+        heal = current_runtime().part(MeshHealer).heal(actors._state, actors._region)
         until(lambda: [line for pid, line in marked().items() if pid not in before and line.startswith("mnb:")])
         lose_agent()
         with pytest.raises(RuntimeError, match="heals") as caught:
-            healed.get(SOON)
+            heal.get(SOON)
         assert "host" in str(caught.value)
         (tmp_path / "wait").unlink()
         heal_mesh(actors, timeout=SOON)
@@ -145,9 +145,9 @@ def test_killing_the_agent_during_a_stop_does_not_hang_it(host: Any) -> None:
     actors = procs.spawn("stops", Worker)
     actors.hang.call(port)
     begun(receiver, 2)
-    stopped = procs.stop()
+    stop = procs.stop()
     lose_agent()
-    stopped.get(SOON)
+    stop.get(SOON)
     with pytest.raises(SupervisionError, match="stops"):
         actors.pid.call().get(SOON)
     still_works(this_host())

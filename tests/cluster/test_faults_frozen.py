@@ -30,7 +30,7 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
     current_runtime().part(MeshEvents).listeners.append(listen)
     port, receiver = Channel.open()
     pids = workers.pid.call().get(SOON).values()
-    napping = workers.slice(gpus=1).nap.call_one(0.05, port)
+    nap = workers.slice(gpus=1).nap.call_one(0.05, port)
     begun(receiver, 1)
     before = time.time()
     freeze(pids[1])
@@ -47,7 +47,7 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
         os.kill(pids[1], signal.SIGCONT)
     assert call.get(SOON).values() == pids
     assert sorted(future.get(SOON) for future in stream) == sorted(pids)
-    assert napping.get(SOON) == "slept"
+    assert nap.get(SOON) == "slept"
     assert workers.noted.call().get(SOON).values() == [[7], [7]]
     until(lambda: ProcResponsive in events, "it is seen to answer")
     assert events == [ProcUnresponsive, ProcResponsive]

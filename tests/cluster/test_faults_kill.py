@@ -164,10 +164,10 @@ def test_killing_ranks_during_a_stop_does_not_hang_it(host: Any) -> None:
         port, receiver = Channel.open()
         call = actors.hang.call(port)
         pids = begun(receiver, 2)
-        stopped = procs.stop()
+        stop = procs.stop()
         for pid in pids:
             kill(pid)
-        stopped.get(SOON)
+        stop.get(SOON)
         with pytest.raises(SupervisionError, match="stops"):
             call.get(SOON)
     still_works(host)

@@ -55,26 +55,26 @@ def test_stop_of_actors_whose_process_dies_meanwhile(host: Any) -> None:
         actors = procs.spawn("dying", Worker)
         actors.hang.call(port)
         pids = begun(receiver, 2)
-        stopped = actors.stop()
+        stop = actors.stop()
         for pid in pids:
             kill(pid)
-        stopped.get(SOON)
+        stop.get(SOON)
 
 
 def test_stop_during_a_heal(host: Any, impatient: None, tmp_path: Any) -> None:
-    slow = f"import os, time\nwhile os.path.exists({str(tmp_path / 'wait')!r}): time.sleep(0.01)"
-    with spawned(host, name="healing", setup=slow) as procs:
+    setup = f"import os, time\nwhile os.path.exists({str(tmp_path / 'wait')!r}): time.sleep(0.01)"
+    with spawned(host, name="healing", setup=setup) as procs:
         actors = procs.spawn("healing", Worker)
         pids = actors.pid.call().get(SOON).values()
         (tmp_path / "wait").touch()
         kill(pids[1])
         with pytest.raises(SupervisionError):
             actors.pid.call().get(SOON)
-        healed = host_healer().heal(actors._state, actors._region)
-        stopped = procs.stop()
+        heal = host_healer().heal(actors._state, actors._region)
+        stop = procs.stop()
         with pytest.raises(RuntimeError, match="was stopped while it was being healed"):
-            healed.get(SOON)
-        stopped.get(SOON)
+            heal.get(SOON)
+        stop.get(SOON)
         with pytest.raises(RuntimeError, match="was stopped"):
             heal_mesh(actors, timeout=SOON)
     still_works(host)

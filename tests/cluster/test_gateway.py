@@ -127,10 +127,10 @@ def test_a_rank_that_dies_behind_the_gateway_is_told_and_healed(
 ) -> None:
     members = workers_of(cluster, key).spawn_procs(name="far").spawn("members", Member)
     pids = [pid for _, pid in members.where.call().get(SOON).values()]
-    waiting = members.nap.call(300, 2)
+    call = members.nap.call(300, 2)
     os.kill(pids[2], signal.SIGKILL)
     with pytest.raises(SupervisionError, match="SIGKILL"):
-        waiting.get(SOON)
+        call.get(SOON)
     heal_mesh(members)
     new_pids = [pid for _, pid in members.where.call().get(SOON).values()]
     assert new_pids[:2] == pids[:2]
@@ -144,15 +144,15 @@ def test_hosts_behind_a_gateway_are_lost_one_by_one_or_together(
     monkeypatch.setattr(remote_host, "REFUSED_S", 0.5)
     members = workers_of(mortal, key).spawn_procs(name="far").spawn("members", Member)
     members.where.call().get(SOON)
-    waiting = members.slice(hosts=2).nap.call_one(300, 2)
+    call = members.slice(hosts=2).nap.call_one(300, 2)
     mortal[2].kill()
     with pytest.raises(SupervisionError, match="nobody listens"):
-        waiting.get(SOON)
+        call.get(SOON)
     assert len(members.slice(hosts=slice(0, 2)).where.call().get(SOON)) == 2
-    waiting = members.slice(hosts=1).nap.call_one(300, 1)
+    call = members.slice(hosts=1).nap.call_one(300, 1)
     mortal[0].kill()
     with pytest.raises(SupervisionError, match=r"the gateway .* is lost"):
-        waiting.get(SOON)
+        call.get(SOON)
 
 
 @pytest.mark.slow
@@ -221,8 +221,8 @@ def test_faults_behind_the_gateway_are_reported_through_it(
 ) -> None:
     wrong_key = tmp_path / "other.key"
     Keys.load_or_create(wrong_key)
-    refused = pytest.raises(AttachError, match=r"does not accept this key.*asked by the gateway")
-    with user_hosts(tmp_path, 1, key=wrong_key, shutdown=False) as [stranger], refused:
+    refusal = pytest.raises(AttachError, match=r"does not accept this key.*asked by the gateway")
+    with user_hosts(tmp_path, 1, key=wrong_key, shutdown=False) as [stranger], refusal:
         attach_hosts([stranger.endpoint], key=key, timeout=3)
     with pytest.raises(AttachError, match="nobody listens"):
         attach_hosts([stranger.endpoint], key=key, timeout=1)

@@ -115,9 +115,9 @@ class Holder(Actor):
 
     @endpoint
     async def shares(self) -> bool:
-        tensor, part, few = self.last
+        tensor, part, head = self.last
         part.fill_(7)
-        few.fill_(8)
+        head.fill_(8)
         return int(tensor.max()) == 8 and bool((tensor[1 << 20 : 3 << 20] == 7).all())
 
 

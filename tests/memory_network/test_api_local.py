@@ -114,12 +114,12 @@ def test_an_accumulator_raises_what_a_rank_raises(ranked: Any) -> None:
 
 
 def test_an_accumulator_sends_at_once_and_folds_when_looked_at(ranked: Any) -> None:
-    folded: list[int] = []
-    future: Future[int] = Accumulator(ranked.rank, 0, lambda so_far, answer: folded.append(answer) or 0).accumulate()
+    answers: list[int] = []
+    future: Future[int] = Accumulator(ranked.rank, 0, lambda so_far, answer: answers.append(answer) or 0).accumulate()
     ranked.rank.call().get(20)
-    assert folded == []
+    assert answers == []
     future.get(20)
-    assert sorted(folded) == [0, 1, 2, 3]
+    assert sorted(answers) == [0, 1, 2, 3]
     with pytest.raises(TypeError):
         Accumulator(ranked.rank, 0, max).accumulate(1, 2, 3)
 

@@ -18,9 +18,9 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def note(uid: str, name: str = "twins", **more: object) -> Path:
+def note(uid: str, name: str = "twins", **changes: object) -> Path:
     path = mesh_files.path_of(uid, name)
-    fields = {"ways": (), "version": __version__, "python": python_version(), "machine": "here", **more}
+    fields = {"ways": (), "version": __version__, "python": python_version(), "machine": "here", **changes}
     mesh_files.write(path, MeshFile(uid=uid, name=name, secret="s", ranks=2, shape="gpus=2", **fields))  # type: ignore[arg-type]
     return path
 

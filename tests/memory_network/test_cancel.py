@@ -160,8 +160,8 @@ def test_a_running_sync_endpoint_finishes_and_queued_calls_are_dropped(quad: Pro
     assert waiting.cancel()
     with pytest.raises(CancelledError, match="`def` endpoint that runs already is left to finish"):
         running.get()
-    beside: Any = quad.slice(gpus=0).spawn("beside", Beside)
-    beside.hears_of.call_one(waiting.wait_id).get(20)  # the cancellation and the key take different ways
+    listener: Any = quad.slice(gpus=0).spawn("beside", Beside)
+    listener.hears_of.call_one(waiting.wait_id).get(20)  # the cancellation and the key take different ways
     key.send(1)
     assert keeper.seen.call_one().get(20) == ["held"]
 

@@ -94,9 +94,9 @@ def test_an_instance_knows_its_name_place_and_creator(quad: ProcMesh) -> None:
 def test_creators_are_known_up_to_the_root(quad: ProcMesh) -> None:
     selves: Any = quad.slice(gpus=slice(0, 2)).spawn("selves", Self)
     kind = f"{Self.__module__}.{Self.__qualname__}"
-    shown = f"<root>.<{kind} selves{{'gpus': 1/2}}>"
+    creator = f"<root>.<{kind} selves{{'gpus': 1/2}}>"
     root = ("root", None, "{}", "<root>")
-    assert selves.slice(gpus=1).creators.call_one(True).get(20) == [("selves", kind, "{'gpus': 1/2}", shown), root]
+    assert selves.slice(gpus=1).creators.call_one(True).get(20) == [("selves", kind, "{'gpus': 1/2}", creator), root]
     assert selves.slice(gpus=1).creators.call_one(False).get(20) == [root]
 
 

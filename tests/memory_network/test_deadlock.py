@@ -15,11 +15,11 @@ class Caller(Actor):
         self.future: Any = None
 
     @endpoint
-    def through(self, callers: list[Any], back: Any) -> str:
-        """Calls the first of `callers` with the rest; the last one calls `back`."""
+    def through(self, callers: list[Any], target: Any) -> str:
+        """Calls the first of `callers` with the rest; the last one calls `target`."""
         if callers:
-            return str(callers[0].through.call_one(callers[1:], back).get())
-        return str(back.ping.call_one().get())
+            return str(callers[0].through.call_one(callers[1:], target).get())
+        return str(target.ping.call_one().get())
 
     @endpoint
     def ping(self) -> str:
@@ -63,10 +63,10 @@ class Caller(Actor):
 
 class AsyncCaller(Actor):
     @endpoint
-    async def through(self, callers: list[Any], back: Any) -> str:
+    async def through(self, callers: list[Any], target: Any) -> str:
         if callers:
-            return str(await callers[0].through.call_one(callers[1:], back))
-        return str(await back.ping.call_one())
+            return str(await callers[0].through.call_one(callers[1:], target))
+        return str(await target.ping.call_one())
 
     @endpoint
     async def ping(self) -> str:
@@ -101,10 +101,10 @@ def test_a_call_that_is_not_waited_for_makes_no_circle(quad: ProcMesh) -> None:
     a: Any = alice
     b: Any = bob
     begun, receiver = Channel[None].open()
-    resting = a.begin_at_and_nap.call_one(b, a, 0.5, begun)  # bob's call to alice waits while she rests
+    call = a.begin_at_and_nap.call_one(b, a, 0.5, begun)  # bob's call to alice waits while she rests
     receiver.recv().get(20)
     assert b.finish.call_one().get(20) == "pong"
-    assert resting.get(20) == "rested"
+    assert call.get(20) == "rested"
 
 
 def test_a_wait_with_a_time_limit_is_no_deadlock(quad: ProcMesh) -> None:

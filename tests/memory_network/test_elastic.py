@@ -397,14 +397,14 @@ def test_a_spare_arrives_at_once_while_somebody_awaits_other_hosts(
         except NoMoreHostsError as error:
             errors.append(error)
 
-    growing = threading.Thread(target=grow)
-    growing.start()
+    thread = threading.Thread(target=grow)
+    thread.start()
     simulated.kill_host(10)
     simulated.failures.clear()
     heal_mesh(trainers)
-    assert (hosts_of(trainers), growing.is_alive()) == (["m0", "m1", "m11"], True)
+    assert (hosts_of(trainers), thread.is_alive()) == (["m0", "m1", "m11"], True)
     source.queue.set()
-    growing.join(20)
+    thread.join(20)
     assert len(errors) == 1
     until(lambda: source.back == ["m10"])
 
@@ -460,10 +460,10 @@ def test_a_host_dying_in_mid_growth_ends_only_that_growth(
     source.hosts[:] = ["m8", "m9"]
     procs = procs_of(trainers)
     procs.spawn("slow", slow, "m8", "").initialized.get(20)
-    growing = start(lambda: procs.grow(hosts=1))
+    growth = start(lambda: procs.grow(hosts=1))
     simulated.kill_host(8)
     with pytest.raises(HealError, match=r"trainers has not grown, and is as it was before"):
-        growing.result(20)
+        growth.result(20)
     assert hosts_of(trainers) == ["m0", "m1"]
     until(lambda: source.back == ["m8"], "it is given back, dead as it is")
     assert procs.grow(hosts=1).hosts == ("m9",)
@@ -479,10 +479,10 @@ def test_a_host_dying_in_mid_shrink_leaves_the_others_running(
     procs.grow(hosts=1)
     slow_ones: Any = procs.spawn("slow", slow, "", "m4")
     slow_ones.initialized.get(20)
-    shrinking = start(lambda: procs.shrink(hosts=[2]))
+    shrink = start(lambda: procs.shrink(hosts=[2]))
     assert slow_ones.host.call().get(20).values() == ["m0", "m1"]
     simulated.kill_host(4)
-    assert repr(shrinking.result(20)).startswith("<'trainers' {hosts=2, gpus=1}: hosts=2 removed (m4)")
+    assert repr(shrink.result(20)).startswith("<'trainers' {hosts=2, gpus=1}: hosts=2 removed (m4)")
     assert (hosts_of(trainers), source.back) == (["m0", "m1"], ["m4"])
     assert procs.grow(hosts=1).hosts == ("m9",)
     assert hosts_of(trainers) == ["m0", "m1", "m9"]

@@ -285,13 +285,13 @@ def test_an_engine_that_gives_no_other_spare_says_so(job: Job, engine: Engine, n
 def test_two_meshes_given_hosts_at_once_are_both_recorded(hosts: JobHosts, job: Job, engine: Engine) -> None:
     loaders = JobHosts(job, "loaders")
     engine.may_answer.clear()
-    growing = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, loaders)]
-    for thread in growing:
+    threads = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, loaders)]
+    for thread in threads:
         thread.start()
     until(lambda: len(engine.calls) == 2, "both have asked")
     engine.may_answer.set()
     until(lambda: {"fleet_2", "loaders_0"} <= job.agents.keys(), "both are written down")
-    for thread in growing:
+    for thread in threads:
         thread.join(20)
     assert is_unchanged(job, engine)
 
@@ -319,13 +319,13 @@ def test_another_process_that_gets_hosts_for_the_job_is_waited_for(
         assert holder.stdin is not None
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        growing = threading.Thread(target=lambda: _refused(hosts), daemon=True)
-        growing.start()
+        thread = threading.Thread(target=lambda: _refused(hosts), daemon=True)
+        thread.start()
         assert not engine.calls
         holder.stdin.write("\n")
         holder.stdin.flush()
         assert holder.stdout.readline() == "let go\n"
-    growing.join(20)
+    thread.join(20)
     assert [request.names for request in engine.calls] == [("fleet_8",)]
     assert is_unchanged(job, engine)
 
@@ -342,8 +342,8 @@ def test_engines_that_choose_are_asked_one_at_a_time(hosts: JobHosts, job: Job, 
     engine.chooses = True
     loaders = JobHosts(job, "loaders")
     engine.may_answer.clear()
-    growing = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, loaders)]
-    for thread in growing:
+    threads = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, loaders)]
+    for thread in threads:
         thread.start()
     until(lambda: len(engine.calls) == 1, "one has asked")
     folder = os.open(job.folder, os.O_RDONLY)
@@ -354,7 +354,7 @@ def test_engines_that_choose_are_asked_one_at_a_time(hosts: JobHosts, job: Job, 
     assert len(engine.calls) == 1
     engine.may_answer.set()
     until(lambda: len(engine.calls) == 2, "then the other one")
-    for thread in growing:
+    for thread in threads:
         thread.join(20)
     assert is_unchanged(job, engine)
 

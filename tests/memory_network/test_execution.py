@@ -158,32 +158,32 @@ def test_an_exception_in_a_concurrent_endpoint_goes_to_the_caller(quad: ProcMesh
 def test_outstanding_concurrent_endpoints_are_cancelled_before_the_clean_up(quad: ProcMesh) -> None:
     port, receiver = Channel[str].open()
     actor = quad.slice(gpus=0).spawn("cancelled", Cancelled, port)
-    waiting = actor.forever.call_one()
+    call = actor.forever.call_one()
     assert receiver.recv().get(20) == "started"
     actor.stop().get(20)
     assert [receiver.recv().get(20) for _ in range(2)] == ["cancelled", "cleanup"]
     with pytest.raises(RuntimeError, match="stopped"):
-        waiting.get(20)
+        call.get(20)
 
 
 def test_actors_of_one_process_run_side_by_side(quad: ProcMesh) -> None:
     procs = quad.slice(gpus=0)
     slow, quick = procs.spawn("slow", Blocked), procs.spawn("quick", Blocked)
     port, receiver = Channel[Port[None]].open()
-    waiting = slow.hold.call_one(port)
+    call = slow.hold.call_one(port)
     key = receiver.recv().get(20)
     assert quick.ping.call_one().get(20) == "pong"
-    assert not waiting.done()
+    assert not call.done()
     key.send(None)
-    waiting.get(20)
+    call.get(20)
 
 
 def test_spawn_does_not_wait_for_the_constructor(quad: ProcMesh, tmp_path: Path) -> None:
-    spawned = tmp_path / "spawned"
+    gate = tmp_path / "spawned"
 
     class Slow(Actor):
         def __init__(self) -> None:
-            while not spawned.exists():
+            while not gate.exists():
                 time.sleep(0.01)
 
         @endpoint
@@ -191,6 +191,6 @@ def test_spawn_does_not_wait_for_the_constructor(quad: ProcMesh, tmp_path: Path)
             return True
 
     actor = quad.slice(gpus=0).spawn("slow", Slow)
-    spawned.touch()
+    gate.touch()
     assert actor.done.call_one().get(20)
     assert actor.initialized.get(20) is None

@@ -138,30 +138,30 @@ def test_cancelled_or_interrupted_calls_are_not_reported_when_dropped(
 def test_a_future_says_how_it_stands_and_that_get_is_missing(procs: ProcMesh) -> None:
     GATE.clear()
     mesh = procs.spawn("e", Divider)
-    late: Any = mesh.late.call(1)
-    assert repr(late) == "<Future pending: 0 of 2 ranks have answered e.late()>"
+    future: Any = mesh.late.call(1)
+    assert repr(future) == "<Future pending: 0 of 2 ranks have answered e.late()>"
     for use in (
-        lambda: late + 1,
-        lambda: 2 * late,
-        lambda: late[0],
-        lambda: list(late),
-        lambda: len(late),
-        lambda: late < 2,
-        lambda: float(late),
-        lambda: late.values(),
-        lambda: late.item(gpus=0),
+        lambda: future + 1,
+        lambda: 2 * future,
+        lambda: future[0],
+        lambda: list(future),
+        lambda: len(future),
+        lambda: future < 2,
+        lambda: float(future),
+        lambda: future.values(),
+        lambda: future.item(gpus=0),
     ):
         with pytest.raises((TypeError, AttributeError), match=r"`\.get\(\)` is missing"):
             use()
-    assert bool(late)
-    assert not callable(late)
-    assert not hasattr(late, "_repr_html_")
+    assert bool(future)
+    assert not callable(future)
+    assert not hasattr(future, "_repr_html_")
     GATE.set()
-    assert late.get(SECONDS).values() == [1.0, 1.0]
-    assert repr(late) == "<Future done>"
-    failed = mesh.divide.call(0)
-    until(failed.done)
-    assert repr(failed) == "<Future failed: ZeroDivisionError: division by zero>"
+    assert future.get(SECONDS).values() == [1.0, 1.0]
+    assert repr(future) == "<Future done>"
+    failure = mesh.divide.call(0)
+    until(failure.done)
+    assert repr(failure) == "<Future failed: ZeroDivisionError: division by zero>"
 
 
 def test_errors_of_a_stream_that_nobody_reads_are_shown_once(procs: ProcMesh, log: list[tuple[str, int]]) -> None:

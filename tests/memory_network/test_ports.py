@@ -124,11 +124,11 @@ def test_a_port_for_one_value_takes_one_value(senders: Any) -> None:
 
 def test_a_used_port_for_one_value_refuses_more_wherever_it_goes(senders: Any) -> None:
     port, receiver = Channel[int].open(once=True)
-    waiting = [receiver.recv(), receiver.recv()]
+    futures = [receiver.recv(), receiver.recv()]
     with pytest.raises(TimeoutError):
-        waiting[0].get(0)
+        futures[0].get(0)
     with pytest.raises(TimeoutError):
-        waiting[1].get(0)
+        futures[1].get(0)
     with pytest.raises(TypeError, match="cannot pickle"):
         port.send(threading.Lock())  # type: ignore[arg-type]
     port.send(1)
@@ -137,9 +137,9 @@ def test_a_used_port_for_one_value_refuses_more_wherever_it_goes(senders: Any) -
             send(2)
     with pytest.raises(ActorError, match="takes one value"):
         senders.slice(gpus=0).send.call_one(port, [3]).get(20)
-    assert waiting[0].get(20) == 1
+    assert futures[0].get(20) == 1
     with pytest.raises(ValueError, match="takes one value"):
-        waiting[1].get(20)
+        futures[1].get(20)
 
 
 def test_only_an_exception_is_sent_as_one() -> None:
@@ -191,6 +191,6 @@ def test_answers_that_an_agent_folded_arrive_one_by_one() -> None:
     answers = [(Header(Kind.REPLY, "", "", index=rank), encode(f"of {rank}", runtime)) for rank in range(3)]
     handler = runtime.ports.get(port._number)
     assert handler is not None
-    folded = Header(Kind.FOLDED, runtime.address, "", port=port._number)
-    handler.arrive(folded, runtime.node.snapshot(fold(starmap(Folded.of, answers))))
+    header = Header(Kind.FOLDED, runtime.address, "", port=port._number)
+    handler.arrive(header, runtime.node.snapshot(fold(starmap(Folded.of, answers))))
     assert [receiver.recv().get(20) for _ in range(3)] == [(rank, f"of {rank}") for rank in range(3)]

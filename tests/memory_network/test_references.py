@@ -39,7 +39,7 @@ class Holder(Actor):
         return [mesh.rank.call().get(20).values() for mesh in box["meshes"]]
 
     @endpoint
-    def back(self, mesh: Any) -> Any:
+    def echo(self, mesh: Any) -> Any:
         return mesh
 
     @endpoint
@@ -85,11 +85,11 @@ def test_references_travel_inside_of_containers(holders: Any) -> None:
 def test_a_mesh_that_travels_back_is_the_same_object(quad: ProcMesh, holders: Any) -> None:
     holder = holders.slice(gpus=1)
     for mesh in (holders, holder, holders.rename(gpus="ranks"), quad, quad.slice(gpus=0), this_host(), this_proc()):
-        result = holder.back.call_one(mesh).get(20)
+        result = holder.echo.call_one(mesh).get(20)
         assert result == mesh
         assert hash(result) == hash(mesh)
         assert result.sizes == mesh.sizes
-    assert holder.back.call_one(holders).get(20)._state is holders._state
+    assert holder.echo.call_one(holders).get(20)._state is holders._state
     assert holders != holder
     assert quad != quad.slice(gpus=0)
 

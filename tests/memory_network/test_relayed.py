@@ -141,8 +141,8 @@ def test_a_cast_that_is_lost_with_a_relay_fails(
     assert list(peers.step.call().get(SOON).values()) == [1, 1]
     state: Any = state_of(procs)
     agents = {host: simulated._hosts[host] for host in state.layout.hosts}
-    lost = agents[state.layout.hosts[2]]
-    lose(lost.node, kind)
+    agent = agents[state.layout.hosts[2]]
+    lose(agent.node, kind)
     caller.casts.call_one(peers, port)
     simulated.advance(60)
     for host in agents:

@@ -84,8 +84,8 @@ def test_impossible_slices_say_what_is_wrong(grid: ProcMesh, members: Any) -> No
 
 
 def test_actors_on_a_slice_of_procs_have_the_slices_points(grid: ProcMesh) -> None:
-    some = grid.slice(gpus=1).spawn("some", Member)
-    assert some.message.call().get(20).values() == [
+    part = grid.slice(gpus=1).spawn("some", Member)
+    assert part.message.call().get(20).values() == [
         ("{'rows': 0/2}", {"rows": 2}, 0),
         ("{'rows': 1/2}", {"rows": 2}, 1),
     ]

@@ -116,13 +116,13 @@ def test_processes_live_on_when_their_actors_stop(quad: ProcMesh) -> None:
 def test_a_running_message_is_finished_and_waiting_ones_are_refused(quad: ProcMesh) -> None:
     port, receiver = Channel[str].open()
     actor: Any = quad.slice(gpus=0).spawn("one", Stoppable)
-    napping = actor.nap.call_one(port)
-    waiting = actor.ping.call_one()
+    nap = actor.nap.call_one(port)
+    ping = actor.ping.call_one()
     assert receiver.recv().get(20) == "begun"
     actor.stop().get(20)
-    assert napping.get(20) == "slept"
+    assert nap.get(20) == "slept"
     with pytest.raises(SupervisionError, match="stopped"):
-        waiting.get(20)
+        ping.get(20)
 
 
 def test_a_slice_can_be_stopped_alone(quad: ProcMesh) -> None:

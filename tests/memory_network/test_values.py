@@ -70,12 +70,12 @@ def keepers(quad: ProcMesh) -> Any:
 def test_later_changes_by_the_caller_to_an_argument_are_not_seen(keepers: Any, form: str, nbytes: int) -> None:
     keeper = keepers.slice(gpus=0)
     port, receiver = Channel[Port[None]].open()
-    busy = keeper.hold.call_one(port)  # so that the argument is read only after its change here
+    hold = keeper.hold.call_one(port)  # so that the argument is read only after its change here
     value = make(form, nbytes)
     call = keeper.keep.call_one(value)
     fill(value, 1)
     receiver.recv().get(60).send(None)
-    busy.get(60)
+    hold.get(60)
     call.get(60)
     assert keeper.total.call_one().get(60) == 0
 

@@ -52,7 +52,7 @@ class Worker(Actor):
         raise ValueError(text)
 
     @endpoint
-    def back(self, value: Any) -> Any:
+    def echo(self, value: Any) -> Any:
         return value
 
     @endpoint

@@ -127,9 +127,9 @@ def test_a_stop_lets_running_calls_answer_and_refuses_later_ones(two: Cluster, a
     two.advance(1)
     waiting = adverb(mesh, "do", "waiting")
     two.settle()
-    stopped = mesh.stop("enough of it")
+    stop = mesh.stop("enough of it")
     two.advance(5)
-    two.result(stopped)
+    two.result(stop)
     assert len(running.answers(two)) == adverb.ranks(2, 2)
     errors = [*waiting.errors(two), *adverb(mesh, "do", "late").errors(two)]
     assert len(errors) >= 1

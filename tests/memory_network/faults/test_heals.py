@@ -64,9 +64,9 @@ def test_a_healed_rank_is_rebuilt_and_others_stay_as_they_are(two: Cluster, lose
     expected = ["spoilt"] * 4
     expected[rank] = "abab"
     assert two.result(mesh.made.call()).values() == expected
-    heals = two.result(mesh.heard.call()).values()
-    assert [heals[peer] for peer in range(4) if peer != rank] == [[[rank]]] * 3
-    assert heals[rank] == []
+    reports = two.result(mesh.heard.call()).values()
+    assert [reports[peer] for peer in range(4) if peer != rank] == [[[rank]]] * 3
+    assert reports[rank] == []
 
 
 @every_cause
@@ -107,31 +107,31 @@ def test_whatever_dies_together_comes_back_together(seed: int) -> None:
 def test_nothing_sent_before_a_death_reaches_who_comes_after_it(adverb: Adverb, delay: float) -> None:
     with cluster(hosts=2, faults=NetworkFaults(delay=(delay / 2, delay))) as sim:
         procs, mesh = workers(sim)
-        busy = mesh.rest.call("busy", 30.0)
+        long_call = mesh.rest.call("busy", 30.0)
         sim.advance(2)
         pending = [adverb(mesh, "do", number) for number in range(5)]
         sim.kill(procs.slice(hosts=1))
         heal_mesh(mesh, timeout=SOON)
-        assert outcome(sim, busy) is not None
+        assert outcome(sim, long_call) is not None
         for call in pending:
             assert call.errors(sim)
         sim.advance(40)
         assert sim.result(mesh.slice(hosts=1).history.call()).values() == [[], []]
 
 
-@pytest.mark.parametrize("late", [0, 1], ids=["answers are late", "news is late"])
-def test_calls_fail_of_a_death_only_once_healing_is_possible(late: int) -> None:
-    with cluster(hosts=3, faults=NetworkFaults(lag={late: 0.5})) as sim:
+@pytest.mark.parametrize("host", [0, 1], ids=["answers are late", "news is late"])
+def test_calls_fail_of_a_death_only_once_healing_is_possible(host: int) -> None:
+    with cluster(hosts=3, faults=NetworkFaults(lag={host: 0.5})) as sim:
         procs, mesh = workers(sim, gpus=1)
         sim.partition(2)
         pending = mesh.do.call("x")  # it arrives after the death of the process
-        failed: list[set[int]] = []
-        when_done(pending, lambda _: failed.append(current_runtime().supervisor.failed(mesh._state.uid)))  # type: ignore[attr-defined]
+        failures: list[set[int]] = []
+        when_done(pending, lambda _: failures.append(current_runtime().supervisor.failed(mesh._state.uid)))  # type: ignore[attr-defined]
         sim.kill(procs.slice(hosts=2))
         sim.mend()
         with pytest.raises(SupervisionError, match="signal 9"):
             sim.result(pending)
-        assert failed == [{2}]
+        assert failures == [{2}]
         heal_mesh(mesh, timeout=SOON)
         assert len(sim.result(mesh.do.call("x")).values()) == 3
 
@@ -158,11 +158,11 @@ def test_a_host_that_died_is_not_healed_elsewhere(two: Cluster) -> None:
 @pytest.mark.parametrize("healers", [2, 4])
 def test_many_who_heal_at_once_start_each_rank_once(three: Cluster, healers: int) -> None:
     procs, mesh = workers(three)
-    starts: Any = three.hosts().slice(hosts=2).spawn_procs(per_host={"n": healers}).spawn("healers", Worker)
-    three.result(starts.initialized)
+    healer_mesh: Any = three.hosts().slice(hosts=2).spawn_procs(per_host={"n": healers}).spawn("healers", Worker)
+    three.result(healer_mesh.initialized)
     three.kill(procs.slice(hosts=1, gpus=0))
-    healing = [starts.slice(n=n).heal.call_one(mesh) for n in range(healers)]
-    for future in healing:
+    heals = [healer_mesh.slice(n=n).heal.call_one(mesh) for n in range(healers)]
+    for future in heals:
         assert three.result(future)
     addresses = {procs._state.address(rank) for rank in range(6)}
     assert sum(address.endswith(".1") for address in addresses) == 1
@@ -222,24 +222,24 @@ def test_a_heal_over_a_cut_link_resumes_when_it_is_mended(two: Cluster) -> None:
     procs, mesh = workers(two)
     two.kill(procs.slice(hosts=1, gpus=1))
     two.partition(1)
-    healing = threading.Thread(target=heal_mesh, args=(mesh,), kwargs={"timeout": SOON})
-    healing.start()
+    thread = threading.Thread(target=heal_mesh, args=(mesh,), kwargs={"timeout": SOON})
+    thread.start()
     two.advance(5)
-    assert healing.is_alive()
+    assert thread.is_alive()
     two.mend()
     two.advance(5)
-    healing.join(SOON)
-    assert not healing.is_alive()
+    thread.join(SOON)
+    assert not thread.is_alive()
     assert len(two.result(mesh.do.call("x")).values()) == 4
 
 
 @pytest.mark.parametrize("kill", ["procs", "slice"])
 def test_ranks_can_be_killed_by_the_heal_itself(two: Cluster, kill: str) -> None:
     procs, mesh = workers(two)
-    stuck = mesh.rest.call("stuck", 1000.0)
+    call = mesh.rest.call("stuck", 1000.0)
     two.advance(1)
     heal_mesh(procs if kill == "procs" else mesh.slice(hosts=1), timeout=SOON, kill=True)
-    assert isinstance(outcome(two, stuck), SupervisionError)
+    assert isinstance(outcome(two, call), SupervisionError)
     histories = [[] if kill == "procs" or rank > 1 else ["stuck"] for rank in range(4)]
     if kill == "slice":
         two.advance(1000)

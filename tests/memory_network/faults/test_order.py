@@ -112,8 +112,8 @@ def test_values_of_a_port_come_in_the_order_of_each_sender(network: str) -> None
     with cluster(hosts=3, seed=3, faults=NETWORKS[network]()) as sim:
         _, mesh = workers(sim, 1)
         port, receiver = Channel[Any].open()
-        filled = [mesh.slice(hosts=host).fill.call_one(port, [(host, n) for n in range(10)]) for host in range(3)]
-        for future in filled:
+        calls = [mesh.slice(hosts=host).fill.call_one(port, [(host, n) for n in range(10)]) for host in range(3)]
+        for future in calls:
             sim.result(future, 900)
         sim.advance(30)
         values = [receiver.recv().get(1) for _ in range(30)]

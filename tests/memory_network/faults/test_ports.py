@@ -89,9 +89,9 @@ def test_values_for_a_process_that_died_come_back_with_the_reason(three: Cluster
     three.kill(procs.slice(hosts=2))
     three.result(mesh.slice(hosts=1).send.call_one(port, ["a", "b"]))
     three.advance(5)
-    lost = three.result(mesh.slice(hosts=1).lost.call_one())
-    assert len(lost) == 2
-    assert all("signal 9" in reason or "died" in reason or "gone" in reason for reason in lost)
+    reasons = three.result(mesh.slice(hosts=1).lost.call_one())
+    assert len(reasons) == 2
+    assert all("signal 9" in reason or "died" in reason or "gone" in reason for reason in reasons)
 
 
 def test_values_that_meet_a_cut_link_wait_for_it(two: Cluster) -> None:
@@ -110,11 +110,11 @@ def test_a_dead_receiver_process_ends_the_call_that_waits_there(two: Cluster, on
     procs, mesh = workers(two, 1, Sender)
     receiver = mesh.slice(hosts=1)
     two.result(receiver.open.call_one(once))
-    waiting = receiver.receive.call_one()
+    call = receiver.receive.call_one()
     two.settle()
-    assert not waiting.done()
+    assert not call.done()
     two.kill(procs.slice(hosts=1))
-    assert isinstance(outcome(two, waiting), SupervisionError)
+    assert isinstance(outcome(two, call), SupervisionError)
 
 
 @every_network
@@ -124,18 +124,18 @@ def test_answers_are_folded_once_each(network: str, shape: tuple[int, int]) -> N
     with cluster(hosts=hosts, seed=8, faults=NETWORKS[network]()) as sim:
         _, mesh = workers(sim, gpus)
         total = Accumulator(mesh.do, [], lambda so_far, answer: [*so_far, answer[0]])
-        folded = [total.accumulate("x") for _ in range(3)]
-        assert [sorted(sim.result(future, 300)) for future in folded] == [list(range(hosts * gpus))] * 3
+        futures = [total.accumulate("x") for _ in range(3)]
+        assert [sorted(sim.result(future, 300)) for future in futures] == [list(range(hosts * gpus))] * 3
 
 
 @pytest.mark.parametrize("rank", range(4))
 def test_a_fold_fails_with_the_rank_that_is_lost(two: Cluster, rank: int) -> None:
     procs, mesh = workers(two)
-    folded = Accumulator(mesh.rest, 0, lambda so_far, answer: so_far + 1).accumulate("x", 5.0)
-    folded.wait(0)
+    future = Accumulator(mesh.rest, 0, lambda so_far, answer: so_far + 1).accumulate("x", 5.0)
+    future.wait(0)
     two.advance(1)
     two.kill(procs.slice(hosts=rank // 2, gpus=rank % 2))
-    error = outcome(two, folded)
+    error = outcome(two, future)
     assert isinstance(error, SupervisionError)
     assert f"hosts={rank // 2} gpus={rank % 2}" in str(error)
 

@@ -92,5 +92,5 @@ def test_a_value_mesh_of_a_slice_has_its_dimensions_and_points(cube: Any, part: 
         point = dict(zip(names, indices, strict=True))
         assert values.item(**point) == (rank, "z") == (rank, item)
         assert rank == int("".join(map(str, indices)) or "0", 2)
-    full = sim.result(mesh.back.call(7))
+    full = sim.result(mesh.echo.call(7))
     assert full.slice(**part).values() == [7] * len(values)

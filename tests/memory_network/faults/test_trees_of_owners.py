@@ -15,11 +15,11 @@ pytestmark = pytest.mark.timeout(60)
 class Owner(Actor):
     """Owns the next level, down to workers; reports each failure, and handles it or not."""
 
-    def __init__(self, level: int, handler: int, heard: Port[Any], procs: list[Any]) -> None:
-        self.level, self.handler, self.heard = level, handler, heard
+    def __init__(self, level: int, handler: int, port: Port[Any], procs: list[Any]) -> None:
+        self.level, self.handler, self.port = level, handler, port
         first, *rest = procs
         if rest:
-            self.child: Any = first.spawn(f"level{level - 1}", type(self), level - 1, handler, heard, rest)
+            self.child: Any = first.spawn(f"level{level - 1}", type(self), level - 1, handler, port, rest)
         else:
             self.child = first.spawn("leaves", Worker)
 
@@ -32,7 +32,7 @@ class Owner(Actor):
         return self.level
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        self.heard.send((self.level, failure.mesh_name, failure.report()))
+        self.port.send((self.level, failure.mesh_name, failure.report()))
         return self.level == self.handler
 
 
@@ -114,11 +114,11 @@ def test_a_failure_climbs_to_the_first_who_handles_it(four: Cluster, way: str, h
     tree = Tree(four, cls, handler)
     fail(tree)
     four.advance(5)
-    heard = tree.heard()
-    climbed = list(range(1, (handler or 3) + 1))
-    assert sorted({level for level, *_ in heard}) == climbed
-    assert all(text in report for *_, report in heard)
-    assert {name for level, name, _ in heard if level == 1} <= {"leaves"}
+    reports = tree.heard()
+    levels = list(range(1, (handler or 3) + 1))
+    assert sorted({level for level, *_ in reports}) == levels
+    assert all(text in report for *_, report in reports)
+    assert {name for level, name, _ in reports if level == 1} <= {"leaves"}
     for level, owner in tree.owners.items():
         if handler and level >= handler:
             assert four.result(owner.alive.call_one()) == level
@@ -147,8 +147,8 @@ def test_everything_an_owner_owned_ends_with_it_down_to_the_leaves(four: Cluster
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_stopping_an_owner_is_no_failure_and_stops_its_subtree(four: Cluster, level: int, cls: Any) -> None:
     tree = Tree(four, cls, 0)
-    stopped = tree.owners[level].stop("enough")
-    four.result(stopped)
+    stop = tree.owners[level].stop("enough")
+    four.result(stop)
     four.advance(1)
     assert tree.heard() == []
     assert four.failures == []
