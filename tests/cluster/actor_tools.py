@@ -1,4 +1,4 @@
-"""What the tests of actors share: processes, and the failures that nobody handled."""
+"""Shared by the tests of actors: processes, and a record of unhandled failures."""
 
 import queue
 from collections.abc import Iterator

@@ -199,7 +199,7 @@ def stopped(count: int, mesh: Any = None) -> list[Stopped]:
 
 
 def resume_all() -> None:
-    """Resumes whatever a test has left stopped."""
+    """Resumes everything that a test has left stopped."""
     debug.clear_breakpoint()
     deadline = time.monotonic() + SECONDS
     while debug.sessions():

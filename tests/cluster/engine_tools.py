@@ -117,7 +117,7 @@ def none_alive(pids: list[int], seconds: float = 10.0) -> bool:
 class SlurmCluster:
     """Four virtual nodes on this machine, with a munge of their own: no systemd, nothing outside the folder.
 
-    As with cgroups, which need root of the machine, signals go to the tasks, not to all that they have started.
+    As with cgroups, which need root of the machine, signals go to the tasks, not to their children.
     """
 
     def __init__(self, folder: Path, kill_wait: int = 2) -> None:

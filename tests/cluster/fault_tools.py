@@ -125,7 +125,7 @@ def warm(host: Any) -> None:
 
 @pytest.fixture
 def shown(host: Any) -> list[MeshFailure]:
-    """Failures that nobody waited for, as a notebook would show them."""
+    """Failures that no call waited for, as a notebook would show them."""
     host.shown.clear()
     shown: list[MeshFailure] = host.shown
     return shown

@@ -1,4 +1,4 @@
-"""A bare controller for tests of the host agent: sends CONTROL messages and waits for what comes back."""
+"""A bare controller for tests of the host agent: sends CONTROL messages and waits for the answers."""
 
 import contextlib
 import itertools

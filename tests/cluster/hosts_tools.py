@@ -33,7 +33,7 @@ def nothing_left(own_place: Path) -> Iterator[None]:
     before = Before(own_place)
     yield
     connect.shutdown()
-    gc.stop()  # pyzmq's own thread, which frees what was lent to it; it lives as long as a process
+    gc.stop()  # pyzmq's own thread, which frees borrowed buffers, and lives as long as a process
     before.check()
 
 

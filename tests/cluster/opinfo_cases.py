@@ -62,7 +62,7 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 def largest(tensors: Iterable[torch.Tensor | None]) -> float:
-    """The largest finite absolute value among them; 0 where there is none."""
+    """The largest finite absolute value among them; 0 if there is none."""
     dense = (t.detach().to_dense() if t.layout != torch.strided else t.detach() for t in tensors if t is not None)
     values = (t.abs().double().nan_to_num(0, 0, 0) for t in dense if t.numel())
     return max((value.max().item() for value in values), default=0.0)

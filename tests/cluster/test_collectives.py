@@ -264,7 +264,7 @@ def fail_and_reuse_module(procs: ProcMesh, kind: str, times: int) -> None:
 @TIMES
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_module_that_was_made_before_the_error_goes_on(host: Any, kind: str, times: int) -> None:
-    with spawned(host, 3) as procs:  # a group is connected anew 64 times at most, in all tests of a process together
+    with spawned(host, 3) as procs:  # a group is reconnected 64 times at most, in all tests of a process together
         fail_and_reuse_module(procs, kind, times)
 
 

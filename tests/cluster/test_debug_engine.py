@@ -1,4 +1,4 @@
-"""Actors of other processes that stop in the debugger: what goes on meanwhile, and commands to all of them."""
+"""Actors of other processes that stop in the debugger: what keeps running, and commands to all of them."""
 
 from collections.abc import Iterator
 from typing import Any

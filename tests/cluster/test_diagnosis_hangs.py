@@ -44,7 +44,7 @@ class Trainer(Actor):
         if dist.get_rank() == 1:
             if way == "blocks":
                 with open(pipe, "rb") as opened:
-                    opened.read()  # until somebody writes
+                    opened.read()  # until the test writes
             while way == "computes" and not os.path.exists(pipe):
                 sum(range(1000))
             if way == "raises":

@@ -91,7 +91,7 @@ class StopsWhenRead(tuple[dict[str, str | None], ...]):
 
 
 def test_stop_just_before_a_heal_asks_for_processes_leaves_none(host: Any, impatient: None) -> None:
-    """The fixture that checks each test finds whatever is left."""
+    """The fixture that checks each test finds leftovers."""
     with spawned(host, name="between") as procs:
         actors = procs.spawn("between", Worker)
         pids = actors.pid.call().get(SOON).values()

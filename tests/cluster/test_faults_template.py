@@ -1,4 +1,4 @@
-"""The template that processes are forked from dies: they are started all the same."""
+"""The template that processes are forked from dies: processes still start."""
 
 from typing import Any
 

@@ -102,7 +102,7 @@ def test_a_killed_process_and_its_actors_come_back(own_procs: ProcMesh, counters
     with pytest.raises(SupervisionError):
         counters.add.call().get(20)
     assert heal_mesh(counters) is counters
-    assert counters.add.call().get(20).values() == [14, 12]  # the survivor kept its state, the other began anew
+    assert counters.add.call().get(20).values() == [14, 12]  # the survivor kept its state, the other started anew
     assert part.add.call_one().get(20) == 14
     assert flat.add.call().get(20).values() == [16, 16]
     after = counters.process.call().get(20).values()

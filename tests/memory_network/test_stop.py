@@ -25,7 +25,7 @@ class Stoppable(Actor):
 
     @endpoint
     def nap(self, port: Port[str]) -> str:
-        """Sleeps until the actor is told to stop, and then a little."""
+        """Sleeps until the actor is told to stop, and a little longer."""
         cell: Any = context().actor_instance.cell
         port.send("begun")
         while cell.cause is None:  # no event reports it to an endpoint
