@@ -77,7 +77,7 @@ def run(program: str, python: str, plan: Plan, *, ours: bool) -> tuple[Figures, 
     return figures_of(output), f"{program} {wrong}\n{tail}" if wrong else ""
 
 
-def where(before: float) -> str:
+def conditions(before: float) -> str:
     """The line over a table: when, on what, and how quiet it was."""
     today = datetime.datetime.now(datetime.UTC).strftime("%-d %B %Y")
     return (
@@ -88,7 +88,7 @@ def where(before: float) -> str:
 
 
 def main(argv: list[str]) -> int:
-    asked = [name for name in os.environ.get("PEERS", "").replace(",", " ").split() if name]
+    peers = [name for name in os.environ.get("PEERS", "").replace(",", " ").split() if name]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny counts: only whether it runs")
     parser.add_argument("--data", action="store_true", help="only the data plane: RDMABuffer and its kin")
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--panel", action="store_true", help="only what displays cost, for ten minutes")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args(argv)
-    unknown = sorted(set(asked) - set(PEERS))
+    unknown = sorted(set(peers) - set(PEERS))
     if unknown:
         parser.error(f"PEERS: unknown {', '.join(unknown)}; known are {', '.join(PEERS)}")
     plan = QUICK if options.quick else Plan(face_s=PANEL_S) if options.panel else Plan()
@@ -113,12 +113,12 @@ def main(argv: list[str]) -> int:
         return figures
 
     parts = ((options.data, DATA), (options.tensors, TENSORS), (options.debug, DEBUG), (options.panel, PANEL))
-    only = next((programs for asked_for, programs in parts if asked_for), None)
+    only = next((programs for selected, programs in parts if selected), None)
     floor: Figures = {} if only is not None else measure("pyzmq", "program_pyzmq.py", sys.executable)
     measured: dict[str, Figures] = {OURS: {}}
     for title, program in only or (*PROGRAMS, *DATA, *TENSORS):
         measured[OURS] |= measure(title, program, sys.executable)
-    for name in asked:
+    for name in peers:
         peer, measured[name] = PEERS[name], {}
         data, tensors = (f"{name}, data", peer.data), [(f"{name}, tensors", program) for program in peer.tensors]
         programs = ((name, peer.program), (f"{name}, scale", peer.scale), data, *tensors)
@@ -144,13 +144,13 @@ def main(argv: list[str]) -> int:
         "cores": os.cpu_count(),
         "load": [before, load()],
         "quick": options.quick,
-        "targets": {row.title: row.wanted for row in ROWS if row.wanted},
+        "targets": {row.title: row.goal for row in ROWS if row.goal},
         "figures": {"pyzmq": floor, **measured},
         "problems": problems,
     }
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     readable = options.out.with_suffix(".md")
-    readable.write_text(markdown(measured, floor, where(before), only=only is not None) + "\n", encoding="utf-8")
+    readable.write_text(markdown(measured, floor, conditions(before), only=only is not None) + "\n", encoding="utf-8")
     print(f"written to {options.out} and {readable}")
     for problem in problems:
         print(f"\nFAILED {problem}", file=sys.stderr)

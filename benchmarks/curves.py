@@ -47,30 +47,30 @@ def picture(runs: list[dict[str, Any]], lines: tuple[Line, ...], low: float, hig
     """All panels with the same axes, so that they can be compared."""
     rows = -(-len(PANELS) // ACROSS)
     legend = "".join(
-        f'<path d="M{12 + 190 * at} 14h26" stroke="{line.colour}" stroke-width="2" stroke-dasharray="{line.dash}"/>'
-        f'<text x="{44 + 190 * at}" y="18">{line.name}</text>'
-        for at, line in enumerate(lines)
+        f'<path d="M{12 + 190 * index} 14h26" stroke="{line.colour}" stroke-width="2" stroke-dasharray="{line.dash}"/>'
+        f'<text x="{44 + 190 * index}" y="18">{line.name}</text>'
+        for index, line in enumerate(lines)
     )
     panels = "".join(
-        _panel(runs, what, told, lines, low, high, unit, at % ACROSS * WIDTH, 26 + at // ACROSS * HEIGHT)
-        for at, (what, told) in enumerate(PANELS)
+        _panel(runs, action, caption, lines, low, high, unit, index % ACROSS * WIDTH, 26 + index // ACROSS * HEIGHT)
+        for index, (action, caption) in enumerate(PANELS)
     )
     return _svg(ACROSS * WIDTH, 26 + rows * HEIGHT, legend + panels)
 
 
-def _panel(runs: list[dict[str, Any]], what: str, told: str, lines: tuple[Line, ...], low: float, high: float,
+def _panel(runs: list[dict[str, Any]], action: str, caption: str, lines: tuple[Line, ...], low: float, high: float,
            unit: Any, left: int, top: int) -> str:  # fmt: skip
     parts = [
-        f'<text x="{left + LEFT}" y="{top + 14}" font-weight="600">{escape(what)}</text>',
-        f'<text x="{left + LEFT}" y="{top + 27}" font-size="10">{escape(told)}</text>',
+        f'<text x="{left + LEFT}" y="{top + 14}" font-weight="600">{escape(action)}</text>',
+        f'<text x="{left + LEFT}" y="{top + 27}" font-size="10">{escape(caption)}</text>',
         _axes(runs, low, high, unit, left, top),
     ]
     for line in lines:
-        points = [(run["hosts"], cost[line.key]) for run in runs for cost in run["costs"] if cost["what"] == what]
+        points = [(run["hosts"], cost[line.key]) for run in runs for cost in run["costs"] if cost["what"] == action]
         drawn = " ".join(f"{_x(runs, hosts, left):.1f},{_y(value, low, high, top):.1f}" for hosts, value in points)
         parts.append(
             f'<polyline points="{drawn}" fill="none" stroke="{line.colour}" stroke-width="1.8" '
-            f'stroke-dasharray="{line.dash}"><title>{escape(what)}, {line.name}: '
+            f'stroke-dasharray="{line.dash}"><title>{escape(action)}, {line.name}: '
             f"{', '.join(f'{hosts:,} hosts {unit(value)}' for hosts, value in points)}</title></polyline>"
         )
     return "".join(parts)
@@ -107,9 +107,9 @@ def memory(runs: list[dict[str, Any]]) -> str:
     most = 500 * math.ceil(max(run["bytes_per_rank"] for run in runs) / 500)
     step = (wide - 70) / len(runs)
     bars = []
-    for at, run in enumerate(runs):
+    for index, run in enumerate(runs):
         tall = run["bytes_per_rank"] / most * (high - top - 26)
-        x, y = 54 + at * step, high - 26 - tall
+        x, y = 54 + index * step, high - 26 - tall
         bars.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{step - 12:.1f}" height="{tall:.1f}" rx="2" fill="#2f81f7" '
             'fill-opacity=".55"/>'

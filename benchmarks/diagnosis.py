@@ -149,8 +149,8 @@ class Stepper(Actor):
     def steps(self, slow: int, phase: str, number: int) -> None:
         rank = current_rank().rank
         for _ in range(number):
-            for each in PHASES:
-                self._nap(SLOWER if (rank, each) == (slow, phase) else 1.0)
+            for current in PHASES:
+                self._nap(SLOWER if (rank, current) == (slow, phase) else 1.0)
             dist.all_reduce(torch.ones(8))
 
     @endpoint
@@ -202,7 +202,7 @@ def costs() -> Iterator[tuple[str, str]]:
         f"{1e6 * check:.0f} µs, recorder {1e6 * recorder:.1f} µs a collective",
     )
     yield "always on, memory of a rank", f"{(memory['on'] - memory['off']) / 1e6:+.1f} MB"
-    ratios = [each / on for each, on in zip(watched, plain, strict=True)]
+    ratios = [after / before for after, before in zip(watched, plain, strict=True)]
     yield "watch, of a step's processor time", f"{median(ratios):.2f}×"
 
 
@@ -252,9 +252,9 @@ def slow_ranks(times: int, seconds: float) -> Iterator[tuple[str, str]]:
     first = among = 0
     for _ in range(times):
         slow, phase = draw.randrange(SLOW_RANKS), draw.choice(PHASES)
-        with StragglerWatch(steppers) as found:
+        with StragglerWatch(steppers) as watcher:
             steppers.steps.call(slow, phase, int(seconds / (NAP_S * len(PHASES)))).get(120)
-        suspects = [rank for finding in found.diagnosis.findings for rank in finding.ranks]
+        suspects = [rank for finding in watcher.diagnosis.findings for rank in finding.ranks]
         first += suspects[:1] == [slow]
         among += slow in suspects[:2]
     yield "slow rank, first suspect", f"{first} of {times}"

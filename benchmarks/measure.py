@@ -69,51 +69,49 @@ def figure(row: str, **values: float) -> None:
 
 def figures_of(output: str) -> dict[str, dict[str, float]]:
     """The figures in a program's output."""
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for line in output.splitlines():
         if line.startswith(FIGURE):
             values: dict[str, Any] = json.loads(line[len(FIGURE) :])
-            found[values.pop("row")] = values
-    return found
+            figures[values.pop("row")] = values
+    return figures
 
 
 def times(row: str, seconds: list[float]) -> None:
     """Prints the spread of some times, in milliseconds."""
-    ordered = sorted(seconds)
-    if not ordered:
+    ms = [1000 * second for second in sorted(seconds)]
+    if not ms:
         return
 
-    def at(part: float) -> float:
-        return ordered[min(len(ordered) - 1, int(len(ordered) * part))] * 1000
+    def quantile(share: float) -> float:
+        return ms[min(len(ms) - 1, int(len(ms) * share))]
 
-    figure(
-        row, p50=at(0.5), p95=at(0.95), p99=at(0.99), least=ordered[0] * 1000, most=ordered[-1] * 1000, n=len(ordered)
-    )
+    figure(row, p50=quantile(0.5), p95=quantile(0.95), p99=quantile(0.99), least=ms[0], most=ms[-1], n=len(ms))
 
 
 def repeat(
-    count: int, what: Callable[[], object], *, warm: int | None = None, settle: Callable[[], object] = lambda: None
+    count: int, action: Callable[[], object], *, warm: int | None = None, settle: Callable[[], object] = lambda: None
 ) -> list[float]:
-    """How long `what` takes, each of `count` times; a few more before are not counted, nor is `settle` after each."""
+    """How long `action` takes, each of `count` times; a few more before are not counted, nor is `settle` after each."""
     for _ in range(count // 10 + 1 if warm is None else warm):
-        what()
+        action()
     seconds = []
     for _ in range(count):
         began = time.perf_counter()
-        what()
+        action()
         seconds.append(time.perf_counter() - began)
         settle()
     return seconds
 
 
-def issued(settle: Callable[[], object], count: int, what: Callable[[], object]) -> float:
-    """Microseconds of processor time that `what` takes of its caller, at best; `settle` empties queues."""
+def issued(settle: Callable[[], object], count: int, action: Callable[[], object]) -> float:
+    """Microseconds of processor time that `action` takes of its caller, at best; `settle` empties queues."""
     best = float("inf")
     for _ in range(7):
         settle()
         began = time.thread_time()
         for _ in range(count):
-            what()
+            action()
         best = min(best, (time.thread_time() - began) / count)
     settle()
     return best * 1e6

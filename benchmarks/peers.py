@@ -46,14 +46,14 @@ def interpreter(name: str) -> str:
     folder = FOLDER / name
     python = folder / "bin" / "python"
     stamp = folder / ".requirements"
-    wanted = "\n".join(requirements)
-    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+    text = "\n".join(requirements)
+    if python.exists() and stamp.exists() and stamp.read_text() == text:
         return str(python)
     print(f"making {folder} with {', '.join(requirements)}", file=sys.stderr, flush=True)
     venv.create(folder, with_pip=True, clear=True)
-    own = any(wanted.startswith("torch==") for wanted in requirements)  # the version of ours would rule it out
+    own = any(line.startswith("torch==") for line in requirements)  # the version of ours would rule it out
     constraints = () if own else ("--constraint", str(ROOT / "constraints.txt"))
     pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     subprocess.run([*pip, *constraints, *requirements], check=True)
-    stamp.write_text(wanted)
+    stamp.write_text(text)
     return str(python)

@@ -65,11 +65,11 @@ class Controller:
         assert line, "the program has ended"
         return figures_of(line)[row]
 
-    def ask(self, what: str) -> dict[str, float]:
+    def ask(self, command: str) -> dict[str, float]:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.write(f"{command}\n")
         self.process.stdin.flush()
-        return self.answer(what)
+        return self.answer(command)
 
     def all(self) -> list[psutil.Process]:
         controller = psutil.Process(self.process.pid)
@@ -115,8 +115,8 @@ def _rest(run: Run, processes: list[psutil.Process]) -> None:
     began, before = time.perf_counter(), [work(process.pid) for process in processes]
     time.sleep(REST_S)
     after, seconds = [work(process.pid) for process in processes], time.perf_counter() - began
-    run.idle_percent = 100 * sum(now[0] - then[0] for now, then in zip(after, before, strict=True)) / seconds
-    run.idle_wakeups = sum(now[1] - then[1] for now, then in zip(after, before, strict=True)) / seconds
+    run.idle_percent = 100 * sum(end[0] - start[0] for end, start in zip(after, before, strict=True)) / seconds
+    run.idle_wakeups = sum(end[1] - start[1] for end, start in zip(after, before, strict=True)) / seconds
 
 
 def _killed(controller: Controller) -> float:

@@ -18,7 +18,7 @@ from monarch.actor import Actor, endpoint, this_host
 
 heal_mesh = getattr(monarch.actor, "heal_mesh", None)
 MEGABYTE = 1 << 20
-SLOW_TELLING_S = 2.0  # where deaths take that long to be told, a few are enough
+SLOW_DETECTION_S = 2.0  # where deaths take that long to be reported, a few are enough
 
 
 class Worker(Actor):
@@ -57,23 +57,23 @@ def spawn(count: int) -> tuple[Any, Any]:
 
 def calls(plan: Plan) -> None:
     procs, four = spawn(4)
-    one = four.slice(gpus=0)
-    times("call_one", repeat(plan.calls, lambda: one.noop.call_one().get()))
+    worker = four.slice(gpus=0)
+    times("call_one", repeat(plan.calls, lambda: worker.noop.call_one().get()))
     times("call on 4", repeat(plan.casts, lambda: four.noop.call().get()))
 
     def pipelined() -> None:
-        for future in [one.noop.call_one() for _ in range(plan.pipelined)]:
+        for future in [worker.noop.call_one() for _ in range(plan.pipelined)]:
             future.get()
 
     figure("pipelined", value=rate(repeat(3, pipelined, warm=1), plan.pipelined))
     megabyte = np.ones(MEGABYTE, np.uint8)
-    times("1 MB argument", repeat(plan.megabyte, lambda: one.noop.call_one(megabyte).get()))
+    times("1 MB argument", repeat(plan.megabyte, lambda: worker.noop.call_one(megabyte).get()))
     big = np.ones(64 * MEGABYTE, np.uint8)
     size = big.nbytes / 1e9
-    figure("64 MB argument", value=rate(repeat(plan.big, lambda: one.noop.call_one(big).get()), size))
+    figure("64 MB argument", value=rate(repeat(plan.big, lambda: worker.noop.call_one(big).get()), size))
     plain = bytes(big)
-    figure("64 MB bytes", value=rate(repeat(plan.big, lambda: one.noop.call_one(plain).get()), size))
-    figure("64 MB result", value=rate(repeat(plan.big, lambda: one.give.call_one(big.nbytes).get()), size))
+    figure("64 MB bytes", value=rate(repeat(plan.big, lambda: worker.noop.call_one(plain).get()), size))
+    figure("64 MB result", value=rate(repeat(plan.big, lambda: worker.give.call_one(big.nbytes).get()), size))
     procs.stop().get()
 
 
@@ -82,9 +82,9 @@ def tensors(plan: Plan) -> None:
         return
     import torch
 
-    procs, one = spawn(1)
+    procs, actor = spawn(1)
     tensor = torch.ones(64 * MEGABYTE, dtype=torch.uint8)
-    figure("64 MB tensor", value=rate(repeat(plan.big, lambda: one.noop.call_one(tensor).get()), tensor.nbytes / 1e9))
+    figure("64 MB tensor", value=rate(repeat(plan.big, lambda: actor.noop.call_one(tensor).get()), tensor.nbytes / 1e9))
     procs.stop().get()
 
 
@@ -165,9 +165,9 @@ def actors(plan: Plan) -> None:
             mesh.noop.call().get()
         return meshes
 
-    held = add(max(1, plan.actors // 80), "first")
+    spawned = add(max(1, plan.actors // 80), "first")
     before = memory()["private"]
-    held += add(plan.actors // 8, "more")
+    spawned += add(plan.actors // 8, "more")
     figure("controller, one more actor", value=(memory()["private"] - before) / 1e3 / (plan.actors // 8 * 8))
     procs.stop().get()
 
@@ -184,8 +184,8 @@ def spawns(plan: Plan) -> None:
 
 def deaths(plan: Plan) -> None:
     """Each rank of eight in turn is killed while a call to it is under way."""
-    told: list[float] = []
-    healed: list[float] = []
+    detection: list[float] = []
+    healing: list[float] = []
     _, workers = spawn(8)
     for kill in range(plan.kills):
         rank = kill % 8
@@ -198,17 +198,17 @@ def deaths(plan: Plan) -> None:
         try:
             under_way.get()
         except Exception:
-            told.append(time.perf_counter() - began)
+            detection.append(time.perf_counter() - began)
         if heal_mesh is None:
-            if told[-1] > SLOW_TELLING_S and len(told) >= 3:
+            if detection[-1] > SLOW_DETECTION_S and len(detection) >= 3:
                 break
             _, workers = spawn(8)
             continue
         heal_mesh(workers)
         workers.noop.call().get()
-        healed.append(time.perf_counter() - began)
-    times("death told", told)
-    times("death healed", healed)
+        healing.append(time.perf_counter() - began)
+    times("death told", detection)
+    times("death healed", healing)
 
 
 def colds(plan: Plan) -> None:
@@ -217,11 +217,11 @@ def colds(plan: Plan) -> None:
 
     def run(mode: str) -> tuple[float, float]:
         done = subprocess.run([sys.executable, program, mode], stdout=subprocess.PIPE, check=True, timeout=100)
-        whole, spawned = map(float, done.stdout.split()[-2:])
-        return whole, spawned
+        total, spawned = map(float, done.stdout.split()[-2:])
+        return total, spawned
 
     seconds = [run("program" if heal_mesh else "leave") for _ in range(plan.colds)]
-    times("import to first reply, cold", [whole for whole, _ in seconds])
+    times("import to first reply, cold", [full for full, _ in seconds])
     times("spawn to first reply, cold", [spawned for _, spawned in seconds])
     if heal_mesh is not None:
         times("load_ext to first reply, cold", [run("notebook")[0] for _ in range(plan.colds)])

@@ -61,11 +61,11 @@ found.cost
 """
 
 
-def looks(debugger: Debugger) -> dict[str, Any]:
-    """What a page asks for at each stop, one after the other; the variables."""
-    found = debugger.variables()
+def stop_requests(debugger: Debugger) -> dict[str, Any]:
+    """What a page asks for at each stop, one after the other; returns the variables."""
+    variables = debugger.variables()
     debugger.do("source", source={"path": debugger.frames()[0]["source"]["path"]})
-    return found
+    return variables
 
 
 def all_stand(debugger: Debugger, count: int) -> None:
@@ -90,7 +90,7 @@ def stops(debugger: Debugger, size: int, rounds: int) -> None:
         armed.append(time.perf_counter() - began)
         cell = debugger.start("found = trainers.step.call(1).get()")
         debugger.event("stopped", timeout=60)
-        began_there = float(looks(debugger)["began"]["value"])
+        began_there = float(stop_requests(debugger)["began"]["value"])
         shown.append(time.time() - began_there)
         all_stand(debugger, size)
         listed.append(time.time() - began_there)
@@ -98,7 +98,7 @@ def stops(debugger: Debugger, size: int, rounds: int) -> None:
             began = time.perf_counter()
             debugger.do("next", threadId=1)
             debugger.event("stopped")
-            looks(debugger)
+            stop_requests(debugger)
             stepped.append(time.perf_counter() - began)
             all_stand(debugger, size)
         debugger.events.clear()

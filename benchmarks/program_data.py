@@ -35,13 +35,13 @@ def memcpy(target: torch.Tensor, source: torch.Tensor) -> None:
     ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel())
 
 
-async def seconds_of(count: int, what: Any) -> list[float]:
+async def seconds_of(count: int, operation: Any) -> list[float]:
     """How long what `what()` gives takes to be awaited, each of `count` times, and once before."""
-    await what()
+    await operation()
     seconds = []
     for _ in range(count):
         began = time.perf_counter()
-        await what()
+        await operation()
         seconds.append(time.perf_counter() - began)
     return seconds
 
@@ -52,11 +52,11 @@ class Reader(Actor):
     @endpoint
     async def large(self, buffer: Any, count: int) -> tuple[list[float], list[float], list[float]]:
         """Seconds of a copy inside this process, of reads and of writes of the same size, in turns."""
-        here, there = torch.ones(LARGE, dtype=torch.uint8), torch.zeros(LARGE, dtype=torch.uint8)
-        copies = repeat(count, lambda: memcpy(there, here), warm=1)
-        reads = await seconds_of(count, lambda: buffer.read_into(there))
-        assert int(there[::MEGABYTE].sum()) == LARGE // MEGABYTE
-        return copies, reads, await seconds_of(count, lambda: buffer.write_from(here))
+        source, target = torch.ones(LARGE, dtype=torch.uint8), torch.zeros(LARGE, dtype=torch.uint8)
+        copies = repeat(count, lambda: memcpy(target, source), warm=1)
+        reads = await seconds_of(count, lambda: buffer.read_into(target))
+        assert int(target[::MEGABYTE].sum()) == LARGE // MEGABYTE
+        return copies, reads, await seconds_of(count, lambda: buffer.write_from(source))
 
     @endpoint
     async def small(self, buffer: Any, count: int) -> list[float]:
@@ -67,15 +67,15 @@ class Reader(Actor):
     @endpoint
     async def batch(self, buffers: list[Any], count: int) -> tuple[list[float], list[float]]:
         """Seconds of copies inside this process, and of reads, of many pieces at once."""
-        here = [torch.ones(PIECE, dtype=torch.uint8) for _ in buffers]
-        there = [torch.zeros(PIECE, dtype=torch.uint8) for _ in buffers]
+        sources = [torch.ones(PIECE, dtype=torch.uint8) for _ in buffers]
+        targets = [torch.zeros(PIECE, dtype=torch.uint8) for _ in buffers]
 
         def copy() -> None:
-            for target, source in zip(there, here, strict=True):
+            for target, source in zip(targets, sources, strict=True):
                 memcpy(target, source)
 
         action = RDMAAction()
-        for target, buffer in zip(there, buffers, strict=True):
+        for target, buffer in zip(targets, buffers, strict=True):
             action.read_remote(target, buffer)
         return repeat(count, copy, warm=1), await seconds_of(count, action.submit)
 

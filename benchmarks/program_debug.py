@@ -39,12 +39,12 @@ class Worker(Actor):
 
 
 class Shown:
-    """Stands for a front end: notes when the table comes, lets all go on when it is asked."""
+    """Stands for a front end: notes when the table comes, and continues all when it is asked."""
 
     can_ask = True
 
     def __init__(self) -> None:
-        self.at = 0.0
+        self.shown_at = 0.0
         self.after: list[float] = []
         self.answered: list[float] = []
 
@@ -55,8 +55,8 @@ class Shown:
 
     def table(self, text: str, *, again: bool) -> bool:
         if not again:
-            self.at = time.time()
-            self.after.append(self.at - max(one.since for one in debug.sessions()))
+            self.shown_at = time.time()
+            self.after.append(self.shown_at - max(session.since for session in debug.sessions()))
         return True
 
     def question_withdrawn(self) -> None:
@@ -85,22 +85,22 @@ def stops(workers: Any, shown: Shown, row: str, count: int) -> None:
 
 
 def failing(count: int) -> None:
-    """Calls that fail, with and without their frames being kept, by turns: a busy machine does the same to both. Two
-    processes of each, since where one comes in the order of their making shows as much as what is measured.
+    """Calls that fail, with and without their frames being kept, in turns: a busy machine affects both alike. Two
+    processes of each: the order in which they are spawned matters as much as what is measured.
     """
-    made = []
-    for kept in (0, 3, 3, 0):
-        with configured(debug_keep_failures=kept):
+    runs = []
+    for limit in (0, 3, 3, 0):
+        with configured(debug_keep_failures=limit):
             procs = this_host().spawn_procs(per_host={"gpus": 1})
-            made.append((kept, procs.spawn("workers", Worker), []))
-            made[-1][1].noop.call().get()
+            runs.append((limit, procs.spawn("workers", Worker), []))
+            runs[-1][1].noop.call().get()
     for _ in range(20 * count):
-        for _, workers, seconds in made:
+        for _, workers, seconds in runs:
             seconds += repeat(1, lambda fails=workers.fail: fails.call_one().exception(), warm=0)
-    without, kept_s = (
-        statistics.fmean(statistics.median(seconds) for kept, _, seconds in made if kept == which) for which in (0, 3)
+    without, with_s = (
+        statistics.fmean(statistics.median(seconds) for limit, _, seconds in runs if limit == top) for top in (0, 3)
     )
-    figure("debug: frames kept", above=(kept_s / without - 1) * 100, p50=kept_s * 1000)
+    figure("debug: frames kept", above=(with_s / without - 1) * 100, p50=with_s * 1000)
 
 
 def unattached(count: int) -> None:
@@ -113,8 +113,8 @@ def unattached(count: int) -> None:
     ratios = []
     for _ in range(count):
         before, after = (
-            statistics.median(repeat(50, lambda calls=which.noop: calls.call_one().get(), warm=2))
-            for which in (plain, once)
+            statistics.median(repeat(50, lambda calls=actor.noop: calls.call_one().get(), warm=2))
+            for actor in (plain, once)
         )
         ratios.append(after / before)
     figure("debug: unattached", above=(statistics.median(ratios) - 1) * 100)

@@ -156,11 +156,11 @@ def reducer(plan: Plan) -> None:
         if watching:
             store._watchers.append(listen)
             listen({"type": "snapshot", "state": store.document()})
-        each = int(EVENTS_S * TAKEN_S)
+        interval = int(EVENTS_S * TAKEN_S)
         began = time.process_time()
-        for at, event in enumerate(events):
+        for index, event in enumerate(events):
             store._events.append(event) if watching else store.put(event)
-            if watching and at % each == each - 1:
+            if watching and index % interval == interval - 1:
                 store._flush()
         seconds = time.process_time() - began
         if watching:

@@ -37,25 +37,25 @@ class Echo(Actor):
 
 def calls(echo: Echo, seconds: float) -> list[float]:
     """How long single calls took, one after the other."""
-    found = []
+    durations = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         begun = time.perf_counter()
         echo.echo.call_one(1).get()
-        found.append(time.perf_counter() - begun)
-    return found
+        durations.append(time.perf_counter() - begun)
+    return durations
 
 
-def kept(procs: ProcMesh, written: int) -> float:
-    """Which part of the lines is in the log files, once nothing comes any more."""
+def share(procs: ProcMesh, written: int) -> float:
+    """The share of the lines that is in the log files, once nothing is added any more."""
     end = time.monotonic() + 20
-    found = 0
-    while found < written and time.monotonic() < end:
+    count = 0
+    while count < written and time.monotonic() < end:
         time.sleep(0.1)
         paths = [Path(path) for path in procs.logs(last=0).files.values()]
         files = [file for path in paths for file in path.parent.glob(f"{path.name}*")]
-        found = sum(file.read_bytes().count(b" line ") for file in files)
-    return found / written
+        count = sum(file.read_bytes().count(b" line ") for file in files)
+    return count / written
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def main() -> None:
     times("call_one, idle", idle)
     times("call_one, 8 ranks write", busy)
     ratio = sorted(busy)[len(busy) // 2] / sorted(idle)[len(idle) // 2]
-    figure("logs", ratio=ratio, rate=in_flood / (1.2 * seconds) / 1e4, kept=100 * kept(procs, written + in_flood))
+    figure("logs", ratio=ratio, rate=in_flood / (1.2 * seconds) / 1e4, kept=100 * share(procs, written + in_flood))
     procs.stop().get()
 
 

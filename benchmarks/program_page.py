@@ -65,8 +65,8 @@ class Trace:
         self._session = shown.context.browser.new_browser_cdp_session()
         self._events: list[dict[str, Any]] = []
         self._over: list[Any] = []
-        self._session.on("Tracing.dataCollected", lambda told: self._events.extend(told["value"]))
-        self._session.on("Tracing.tracingComplete", lambda told: self._over.append(told))
+        self._session.on("Tracing.dataCollected", lambda event: self._events.extend(event["value"]))
+        self._session.on("Tracing.tracingComplete", lambda event: self._over.append(event))
         self._session.send("Tracing.start", {"traceConfig": {"includedCategories": ["toplevel"]}})
 
     def longest(self) -> float:
@@ -93,16 +93,16 @@ class Kernel:
 
     def run(self, code: str, until: str, timeout: float = 60) -> str:
         output = self.start(code)
-        found = output.get_by_text(until).first
-        found.wait_for(timeout=timeout * 1000)
+        match = output.get_by_text(until).first
+        match.wait_for(timeout=timeout * 1000)
         return str(output.inner_text())
 
 
 def heap(session: Any) -> float:
     """Bytes in use after a collection."""
     session.send("HeapProfiler.collectGarbage")
-    found = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
-    return float(found["JSHeapUsedSize"])
+    metrics = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+    return float(metrics["JSHeapUsedSize"])
 
 
 def latencies(shown: Any, kernel: Kernel, rounds: int, folder: str) -> None:
@@ -118,27 +118,27 @@ def latencies(shown: Any, kernel: Kernel, rounds: int, folder: str) -> None:
     else:
         print("labextension/built is not there: the panel is not measured", file=sys.stderr)
     kernel.run("workers", "4 procs")
-    found: dict[str, list[float]] = {}
+    figures: dict[str, list[float]] = {}
 
-    def add(what: str, seen: Seen, began: float) -> None:
-        for where, ms in seen.after(began).items():
-            found.setdefault(f"page: {what}, {where}", []).append(ms / 1000)
+    def add(event: str, sight: Seen, began: float) -> None:
+        for view, ms in sight.after(began).items():
+            figures.setdefault(f"page: {event}, {view}", []).append(ms / 1000)
 
-    for at in range(rounds):
+    for number in range(rounds):
         pid = int(kernel.run(HEAL, "pids").split()[3])
-        flag = str(Path(folder) / f"over-{at}")
-        seen = Seen(shown, {"mesh": rank(1, "busy"), **({"panel": row("gpus=1", "busy")} if panel else {})})
+        flag = str(Path(folder) / f"over-{number}")
+        sighting = Seen(shown, {"mesh": rank(1, "busy"), **({"panel": row("gpus=1", "busy")} if panel else {})})
         output = kernel.start(BLOCK.format(flag=flag))
         output.get_by_text("at ").first.wait_for(timeout=30_000)
-        add("busy", seen, float(output.inner_text().split()[1]))
+        add("busy", sighting, float(output.inner_text().split()[1]))
         everywhere = {"panel": row("gpus=2", "failed"), "status bar": (".mnb-status-item", "1 failed")} if panel else {}
-        seen = Seen(shown, {"mesh": rank(2, "failed"), **everywhere})
+        sighting = Seen(shown, {"mesh": rank(2, "failed"), **everywhere})
         began = time.time()
         os.kill(pid, signal.SIGKILL)
-        add("killed", seen, began)
+        add("killed", sighting, began)
         Path(flag).touch()
         output.get_by_text("over").first.wait_for(timeout=30_000)
-    for name, seconds in found.items():
+    for name, seconds in figures.items():
         times(name, seconds)
 
 
@@ -177,8 +177,8 @@ def crowd(plan: Plan) -> None:
                 pieces += shown.evaluate("window.tasks")
                 cpu = trace.longest() if trace else cpu
                 heaps.append(heap(session))
-            told = kernel.run("while result is None: time.sleep(0.1)\nprint('told', *result)", "told").split()
-            messages, share, rate = map(float, told[-3:])
+            reply = kernel.run("while result is None: time.sleep(0.1)\nprint('told', *result)", "told").split()
+            messages, share, rate = map(float, reply[-3:])
             bars = shown.locator(".jp-Notebook .mnb-tl-view .b").count()
             figure("faces: messages", rate=messages, bars=float(bars))
             figure("faces: kernel", share=100 * max(0.0, share - idle), rate=rate)
@@ -186,7 +186,7 @@ def crowd(plan: Plan) -> None:
             figure("faces: page", longest=longest, cpu=cpu, over=over)
             grown = heaps[-1] - heaps[len(heaps) // 2]
             figure("faces: heap", begin=heaps[0] / 1e6, end=heaps[-1] / 1e6, grown=grown / 1e6, most=max(heaps) / 1e6)
-            print("heap by minute, MB:", *(f"{each / 1e6:.2f}" for each in heaps), file=sys.stderr)
+            print("heap by minute, MB:", *(f"{size / 1e6:.2f}" for size in heaps), file=sys.stderr)
 
 
 def shown_in_time(plan: Plan) -> None:

@@ -29,8 +29,8 @@ class Ready(Actor):
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is sent as one message."""
     if hasattr(monarch, "compile"):
-        made: Callable[..., Any] = monarch.compile(function)
-        return made
+        result: Callable[..., Any] = monarch.compile(function)
+        return result
     from monarch.common._coalescing import compile as theirs
 
     return theirs(function, verify=False)

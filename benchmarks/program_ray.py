@@ -38,19 +38,19 @@ def stop(workers: list[Any]) -> None:
 
 def calls(plan: Plan) -> None:
     four = spawn(4)
-    one = four[0]
-    times("call_one", repeat(plan.calls, lambda: ray.get(one.noop.remote())))
+    first = four[0]
+    times("call_one", repeat(plan.calls, lambda: ray.get(first.noop.remote())))
     times("call on 4", repeat(plan.casts, lambda: ray.get([worker.noop.remote() for worker in four])))
     figure(
         "pipelined",
         value=rate(
-            repeat(3, lambda: ray.get([one.noop.remote() for _ in range(plan.pipelined)]), warm=1), plan.pipelined
+            repeat(3, lambda: ray.get([first.noop.remote() for _ in range(plan.pipelined)]), warm=1), plan.pipelined
         ),
     )
     megabyte = np.ones(MEGABYTE, np.uint8)
-    times("1 MB argument", repeat(plan.megabyte, lambda: ray.get(one.noop.remote(megabyte))))
+    times("1 MB argument", repeat(plan.megabyte, lambda: ray.get(first.noop.remote(megabyte))))
     big = np.ones(64 * MEGABYTE, np.uint8)
-    figure("64 MB argument", value=rate(repeat(plan.big, lambda: ray.get(one.noop.remote(big))), big.nbytes / 1e9))
+    figure("64 MB argument", value=rate(repeat(plan.big, lambda: ray.get(first.noop.remote(big))), big.nbytes / 1e9))
     stop(four)
 
 
@@ -72,8 +72,8 @@ def spawns(plan: Plan) -> None:
 
 def deaths(plan: Plan) -> None:
     """Ray brings its actors back by itself; calls fail until it has."""
-    told: list[float] = []
-    healed: list[float] = []
+    detection: list[float] = []
+    healing: list[float] = []
     workers = spawn(8)
     for kill in range(plan.kills):
         victim = workers[kill % 8]
@@ -85,16 +85,16 @@ def deaths(plan: Plan) -> None:
         try:
             ray.get(under_way)
         except ray.exceptions.RayActorError:
-            told.append(time.perf_counter() - began)
+            detection.append(time.perf_counter() - began)
         while True:
             try:
                 ray.get([worker.noop.remote() for worker in workers])
                 break
             except ray.exceptions.RayActorError:
                 time.sleep(0.001)
-        healed.append(time.perf_counter() - began)
-    times("death told", told)
-    times("death healed", healed)
+        healing.append(time.perf_counter() - began)
+    times("death told", detection)
+    times("death healed", healing)
 
 
 def main() -> None:

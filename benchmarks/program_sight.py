@@ -1,4 +1,4 @@
-"""How soon faces know: from what happens on a rank to the message that tells it, while a cell blocks in `.get()`.
+"""How soon faces know: from what happens on a rank to the message that reports it, while a cell blocks in `.get()`.
 
 Kernels of several versions, driven as JupyterLab drives them: cells on the shell, the face's comm on a subshell. The
 clock of an event is the rank's own, or that of who kills it; the other end is the message as a front end reads it.
@@ -56,7 +56,7 @@ BLOCKS = "a.slice(gpus=0).wait.call_one().get()"
 
 
 class Watched:
-    """A kernel one of whose cells blocks, and a face that hears what happens meanwhile."""
+    """A kernel one of whose cells blocks, and a face that receives events meanwhile."""
 
     def __init__(self, python: str, folder: Path) -> None:
         self.notebook = Notebook(python=python)
@@ -84,7 +84,7 @@ class Watched:
             pid = self.face.rank("w", victim)["pid"]
             began = time.time()
             os.kill(pid, signal.SIGKILL)
-            seconds.append(self._seen(lambda rank=victim: self.face.rank("a", rank)["state"] == "failed") - began)
+            seconds.append(self._time_when(lambda rank=victim: self.face.rank("a", rank)["state"] == "failed") - began)
             reply = self.face.ask("heal", mesh=self.face.mesh("w"))
             assert reply["ok"], reply
             self.face.until(lambda face, rank=victim: face.rank("a", rank)["state"] == "idle")  # type: ignore[misc]
@@ -98,12 +98,12 @@ class Watched:
         def busy() -> bool:
             return bool(self.face.rank("a", 1)["state"] == "busy")
 
-        def next_one() -> float:
-            seen = self._seen(busy)
+        def next_time() -> float:
+            moment = self._time_when(busy)
             self.face.until(lambda face: not busy())
-            return seen
+            return moment
 
-        return self._noted(count, False, next_one)
+        return self._noted(count, False, next_time)
 
     def stopped(self, count: int) -> list[float]:
         """Seconds from the line before a breakpoint to a face that has the table of what is stopped there."""
@@ -111,24 +111,24 @@ class Watched:
         def stopped() -> bool:
             return bool(self.face.of("debug")[-1]["stopped"] == 1)
 
-        def next_one() -> float:
-            seen = self._seen(stopped)
+        def next_time() -> float:
+            moment = self._time_when(stopped)
             assert self.face.ask("debug", do="continue")["ok"]
             self.face.until(lambda face: not stopped())
-            return seen
+            return moment
 
-        return self._noted(count, True, next_one)
+        return self._noted(count, True, next_time)
 
-    def _noted(self, count: int, stop: bool, next_one: Callable[[], float]) -> list[float]:
+    def _noted(self, count: int, stop: bool, next_time: Callable[[], float]) -> list[float]:
         with tempfile.NamedTemporaryFile("r", dir=self._folder) as events:
             self.notebook.run(f"beside({count}, {events.name!r}, {stop})").ok()
             self._block()
-            seen = [next_one() for _ in range(count)]
+            moments = [next_time() for _ in range(count)]
             happened = [float(line) for line in events]
         self._unblock()
-        return [after - before for before, after in zip(happened, seen, strict=True)]
+        return [after - before for before, after in zip(happened, moments, strict=True)]
 
-    def _seen(self, condition: Callable[[], bool]) -> float:
+    def _time_when(self, condition: Callable[[], bool]) -> float:
         self.face.until(lambda face: condition())
         return time.time()
 

@@ -49,9 +49,9 @@ class Generator(Actor):
     @endpoint
     def pull(self, source: ParameterSource, size: int, count: int) -> tuple[float, float]:
         """Seconds of a copy of as much memory in here, and of a pull: the best of each."""
-        here, there = torch.ones(size // 4), torch.zeros(size // 4)
-        copies = repeat(count, lambda: there.copy_(here), warm=1)
-        return min(copies), min(repeat(count, lambda: source.pull({"w": there}).get(), warm=1))
+        local, target = torch.ones(size // 4), torch.zeros(size // 4)
+        copies = repeat(count, lambda: target.copy_(local), warm=1)
+        return min(copies), min(repeat(count, lambda: source.pull({"w": target}).get(), warm=1))
 
 
 class Sink(Actor):
@@ -76,7 +76,7 @@ def query(folder: str, rows: int) -> polars.LazyFrame:
     """A query on a file of 16 columns of numbers."""
     path = f"{folder}/{rows}.parquet"
     random = np.random.default_rng(0)
-    polars.DataFrame({f"x{at}": random.random(rows, dtype=np.float32) for at in range(16)}).write_parquet(path)
+    polars.DataFrame({f"x{column}": random.random(rows, dtype=np.float32) for column in range(16)}).write_parquet(path)
     return polars.scan_parquet(path).filter(polars.col("x0") >= 0)
 
 

@@ -35,10 +35,10 @@ def operations(mesh: Any, plan: Plan) -> None:
 
 def large(mesh: Any) -> None:
     before = memory()["private"]
-    held = mesh.zeros(GIGABYTE // 4, sharding_spec=["rank"])
+    tensor = mesh.zeros(GIGABYTE // 4, sharding_spec=["rank"])
     mesh.synchronise()
     figure("tensors: 1 GB, memory here", mb=max(0.0, memory()["private"] - before) / (1 << 20))
-    del held
+    del tensor
     mesh.synchronise()
 
 
@@ -47,22 +47,22 @@ def watched(mesh: Any) -> None:
     from monarch_kernel.tensors.reporter import TensorReporter
 
     t = mesh.zeros(64, 64, sharding_spec=["rank", None])
-    held = [t + float(number) for number in range(200)]  # what a face has to show
+    tensors = [t + float(number) for number in range(200)]  # that a face has to show
     reporter, spent = TensorReporter(), {False: float("inf"), True: float("inf")}
     for _ in range(5):
-        for looked_at in spent:
-            leave_it = reporter.watch(current_runtime(), str) if looked_at else None
+        for observed in spent:
+            unwatch = reporter.watch(current_runtime(), str) if observed else None
             mesh.synchronise()
             began, count = time.perf_counter(), 0
             while time.perf_counter() - began < 1.0:  # some summaries long
                 for _ in range(100):
                     t.add_(1.0)
                 count += 100
-            spent[looked_at] = min(spent[looked_at], (time.perf_counter() - began) / count)
-            if leave_it is not None:
-                leave_it()
+            spent[observed] = min(spent[observed], (time.perf_counter() - began) / count)
+            if unwatch is not None:
+                unwatch()
     figure("tensors: with a face", ratio=spent[True] / spent[False])
-    del held
+    del tensors
 
 
 def losses() -> None:
@@ -70,20 +70,20 @@ def losses() -> None:
     line = Mesh(shape=(4,), mesh_dim_names=("rank",))
     square = Mesh(shape=(2, 2), mesh_dim_names=("data", "model"))
     both = {name: (Replicate(), *cut) for name, cut in TENSOR_PARALLEL.items()}
-    rows, whole = (Shard(0),), (Replicate(),)
+    rows, rest = (Shard(0),), (Replicate(),)
     layouts: dict[str, tuple[Mesh, dict[str, Any]]] = {
         "data": (line, {"weights": {}, "batch": rows}),
         "tensor": (line, {}),
         "fully sharded": (line, {"weights": {"": rows}, "batch": rows}),
-        "data and tensor": (square, {"weights": both, "batch": (*rows, *whole), "whole": (*whole, *whole)}),
+        "data and tensor": (square, {"weights": both, "batch": (*rows, *rest), "rest": (*rest, *rest)}),
     }
     step = stepper(lambda tensor, _: tensor.clone(), SMALL)
     alone = [step().item() for _ in range(20)]
     farthest = 0.0
     for mesh, layout in layouts.values():
         step = stepper(lambda tensor, cut, mesh=mesh: monarch.distribute(tensor, mesh, cut), SMALL, **layout)
-        found = [step().item() for _ in range(20)]
-        farthest = max(farthest, *(abs(one - other) / other for one, other in zip(found, alone, strict=True)))
+        sharded = [step().item() for _ in range(20)]
+        farthest = max(farthest, *(abs(x - y) / y for x, y in zip(sharded, alone, strict=True)))
     figure("tensors: losses", apart=farthest)
     for mesh in (line, square):
         mesh.stop().get(20)

@@ -21,18 +21,18 @@ _REPLACED_S = 6.0  # after which a spare has been replaced and is ready
 def main() -> None:
     plan = plan_of(sys.argv)
     kills = max(2, plan.kills // 3)
-    told, healed = measured(Mesh(shape=(4,), mesh_dim_names=("rank",)), kills, 0.0)
-    times("tensors: kill told", told)
-    times("tensors: kill healed", healed)
-    _, healed = measured(Mesh(shape=(4,), mesh_dim_names=("rank",), name="spared", spares=1), kills, _REPLACED_S)
-    times("tensors: kill healed by a spare", healed)
+    detection, healing = measured(Mesh(shape=(4,), mesh_dim_names=("rank",)), kills, 0.0)
+    times("tensors: kill told", detection)
+    times("tensors: kill healed", healing)
+    _, healing = measured(Mesh(shape=(4,), mesh_dim_names=("rank",), name="spared", spares=1), kills, _REPLACED_S)
+    times("tensors: kill healed by a spare", healing)
     leave()
 
 
 def measured(mesh: Mesh, kills: int, pause: float) -> tuple[list[float], list[float]]:
     """Seconds until the program knows of a death, and from then until the healed mesh computes."""
-    told: list[float] = []
-    healed: list[float] = []
+    detection: list[float] = []
+    healing: list[float] = []
     for number in range(kills):
         time.sleep(pause)
         t = monarch.distribute(torch.ones(64, 64), mesh, ["rank", None])
@@ -44,13 +44,13 @@ def measured(mesh: Mesh, kills: int, pause: float) -> tuple[list[float], list[fl
             while True:
                 (t @ t.T).sum().item()
         except DeviceMeshError:
-            told.append(time.perf_counter() - began)
+            detection.append(time.perf_counter() - began)
         began = time.perf_counter()
         monarch.heal_mesh(mesh)
         assert mesh.ones(8, sharding_spec=["rank"]).sum().item() == 8
-        healed.append(time.perf_counter() - began)
+        healing.append(time.perf_counter() - began)
     mesh.stop().get(20)
-    return told, healed
+    return detection, healing
 
 
 if __name__ == "__main__":

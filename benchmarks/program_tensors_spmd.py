@@ -17,18 +17,18 @@ from benchmarks.tensor_model import ROWS_OF_BATCH, SMALL, stepper
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
-    steps, compiled = asked["steps"], asked["compiled"]
+    options = json.loads(sys.argv[1])
+    steps, compiled = options["steps"], options["compiled"]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     place = lambda tensor, placements: distribute_tensor(tensor, mesh, placements, src_data_rank=None)  # noqa: E731
     step = stepper(place, SMALL, **ROWS_OF_BATCH, compiled=torch.compile) if compiled else stepper(place)
     seconds, loss = [], None
-    for at in range(steps + 4):
+    for number in range(steps + 4):
         began = time.perf_counter()
         loss = step().full_tensor().item()
-        if at >= 4:
+        if number >= 4:
             seconds.append(time.perf_counter() - began)
     if dist.get_rank() == 0:
         times("tensors: step, torchrun" + ", compiled" * compiled, seconds)

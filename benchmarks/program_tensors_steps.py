@@ -28,8 +28,8 @@ def torchrun(steps: int, *, compiled: bool = False) -> float | None:
     """Milliseconds of the median step as two ranks' own programs."""
     command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
     program = str(Path(__file__).with_name("program_tensors_spmd.py"))
-    asked = json.dumps({"steps": steps, "compiled": compiled})
-    done = subprocess.run([*command, program, asked], capture_output=True, text=True, timeout=400, check=False)
+    options = json.dumps({"steps": steps, "compiled": compiled})
+    done = subprocess.run([*command, program, options], capture_output=True, text=True, timeout=400, check=False)
     for line in done.stdout.splitlines():
         if line.startswith(FIGURE):
             print(line, flush=True)
@@ -47,11 +47,11 @@ def as_written(mesh: Any, count: int) -> None:
         figure("tensors: step, of torchrun's", ratio=median(spent) * 1000 / theirs)
 
 
-def in_turns(count: int, one: Step, other: Step) -> tuple[float, float]:
+def in_turns(count: int, first: Step, second: Step) -> tuple[float, float]:
     """The median seconds of each."""
     spent: tuple[list[float], list[float]] = ([], [])
     for _ in range(3):
-        for step, times_of in zip((one, other), spent, strict=True):
+        for step, times_of in zip((first, second), spent, strict=True):
             times_of += repeat(count, lambda step=step: step().item(), warm=1)
     return median(spent[0]), median(spent[1])
 

@@ -32,9 +32,9 @@ def measured(means: str, name: str, steps: int, step: Callable[[], float], pids:
     warm = time.monotonic() - began
     before = [work(pid)[0] for pid in (os.getpid(), *pids)]
     spent = repeat(steps, step, warm=0)
-    used = [(work(pid)[0] - was) / steps * 1e3 for pid, was in zip((os.getpid(), *pids), before, strict=True)]
+    used = [(work(pid)[0] - start) / steps * 1e3 for pid, start in zip((os.getpid(), *pids), before, strict=True)]
     times(f"{name} {means}", spent)
-    processor = ", ".join(f"{each:.1f}" for each in used)
+    processor = ", ".join(f"{ms:.1f}" for ms in used)
     print(f"{name} {means}: processor {processor} ms; {WARM} steps before took {warm:.1f} s", file=sys.stderr)
 
 
@@ -58,9 +58,9 @@ def plain(means: str, name: str, steps: int) -> None:
             from torch.distributed.fsdp import fully_shard
 
             mesh = init_device_mesh("cpu", (ranks,))
-            for each in module.modules():
-                if type(each).__name__.endswith(("Layer", "Conv2d")) and any(True for _ in each.parameters()):
-                    fully_shard(each, mesh=mesh)
+            for submodule in module.modules():
+                if type(submodule).__name__.endswith(("Layer", "Conv2d")) and any(True for _ in submodule.parameters()):
+                    fully_shard(submodule, mesh=mesh)
             fully_shard(module, mesh=mesh)
         if rank:
             sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -75,7 +75,7 @@ def cut_by_pytorch(module: torch.nn.Module, ranks: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    layers = [name for name, each in module.named_modules() if type(each).__name__ == "LlamaDecoderLayer"]
+    layers = [name for name, submodule in module.named_modules() if type(submodule).__name__ == "LlamaDecoderLayer"]
     plan: dict[str, Any] = {f"{layer}.{part}": ColwiseParallel() for layer in layers for part in COLUMNS}
     plan |= {f"{layer}.{part}": RowwiseParallel() for layer in layers for part in ROWS}
     parallelize_module(module, init_device_mesh("cpu", (ranks,)), plan)
@@ -95,7 +95,7 @@ def sharded(means: str, name: str, steps: int, ranks: int) -> None:
         plan = Plan(styles, data=(), tensor=dim)
     module = monarch_nb.module_to_mesh(module, mesh, plan)
     cut = "data" if dim == "data" else None
-    placed: Any = tuple(monarch_nb.distribute(one, mesh, [cut, *[None] * (one.dim() - 1)]) for one in batch)
+    placed: Any = tuple(monarch_nb.distribute(tensor, mesh, [cut, *[None] * (tensor.dim() - 1)]) for tensor in batch)
     step: Any = step_of(model, module, placed)
     if how:
         step = monarch_nb.compile(step, backend="inductor" if how == "inductor" else "python", check_every=0)

@@ -42,15 +42,15 @@ def prepared(version: str, python: Path, wheel: Path) -> Path:
 
 def better(row: Row, figures: list[Figures]) -> float | None:
     """The best of a row in these rounds."""
-    found = [value for each in figures if (value := row.of(each)) is not None]
-    return None if not found else max(found) if row.more_is_better else min(found)
+    values = [value for entry in figures if (value := row.of(entry)) is not None]
+    return None if not values else max(values) if row.more_is_better else min(values)
 
 
-def main(asked: list[str]) -> int:
+def main(versions: list[str]) -> int:
     """Prints the table; 1 if no Python could be measured."""
     pythons: dict[str, Path] = {}
     wheel = build_wheel()
-    for version in asked or VERSIONS:
+    for version in versions or VERSIONS:
         python = interpreter(version)
         if python is None:
             name = "PYTHON_" + version.replace(".", "_")

@@ -1,4 +1,4 @@
-"""The table's rows: what each shows, and where it should be."""
+"""The table's rows: what each shows, and its target."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ REFERENCE = "torchmonarch"  # the peer that `times_better` speaks of
 
 @dataclass(frozen=True)
 class Row:
-    """A figure, where it should be by itself (`target`), and how many times better than the reference peer's."""
+    """A figure, its own `target`, and how many times better than the reference peer's."""
 
     title: str
     unit: str
@@ -27,14 +27,14 @@ class Row:
         return figures.get((peer and self.peer_source) or self.source, {}).get(self.value)
 
     def met(self, mine: float, reference: float | None, floor: float | None = None) -> bool | None:
-        """Whether all that is wanted of it, and can be told here, is so; None if nothing can be told."""
-        wants = []
+        """Whether it meets its targets, as far as they can be judged here; None if none can."""
+        results = []
         if self.target is not None:
             limit = max(self.target, (self.floors or 0.0) * (floor or 0.0))
-            wants.append(mine >= limit if self.more_is_better else mine <= limit)
+            results.append(mine >= limit if self.more_is_better else mine <= limit)
         if self.times_better is not None and reference:
-            wants.append(self.ratio(mine, reference) >= self.times_better)
-        return all(wants) if wants else None
+            results.append(self.ratio(mine, reference) >= self.times_better)
+        return all(results) if results else None
 
     def ratio(self, ours: float, theirs: float) -> float:
         """How many times better ours is."""
@@ -43,7 +43,7 @@ class Row:
         return ours / theirs if self.more_is_better else theirs / ours
 
     @property
-    def wanted(self) -> str:
+    def goal(self) -> str:
         """The target in words."""
         sign = "≥" if self.more_is_better else "≤"
         parts = [] if self.target is None else [f"{sign} {number(self.target)}"]
@@ -252,7 +252,7 @@ def cells(measured: dict[str, Figures], floor: Figures, *, only: bool) -> list[l
         reference = row.of(measured.get(REFERENCE, {}), peer=True)
         met = row.met(mine, reference, bare_p50) if mine is not None else None
         mark = {True: "met", False: "MISSED", None: ""}[met]
-        line = [row.title, row.unit, row.wanted, number(mine), mark, number(bare)]
+        line = [row.title, row.unit, row.goal, number(mine), mark, number(bare)]
         for _, figures in peers:
             theirs = row.of(figures, peer=True)
             better = mine is not None and theirs is not None and mine > 0 < theirs
@@ -268,16 +268,16 @@ def table(measured: dict[str, Figures], floor: Figures, *, only: bool = False) -
     return "\n".join(_line(line, widths) for line in lines)
 
 
-def markdown(measured: dict[str, Figures], floor: Figures, where: str, *, only: bool = False) -> str:
-    """For docs/performance.md: `where` says on what machine and when."""
+def markdown(measured: dict[str, Figures], floor: Figures, environment: str, *, only: bool = False) -> str:
+    """For docs/performance.md: `environment` says on what machine and when."""
     head, *lines = cells(measured, floor, only=only)
-    marks = ["---" if at in LEFT else "---:" for at in range(len(head))]
-    return "\n".join([where, "", *(f"| {' | '.join(line)} |" for line in (head, marks, *lines))])
+    marks = ["---" if column in LEFT else "---:" for column in range(len(head))]
+    return "\n".join([environment, "", *(f"| {' | '.join(line)} |" for line in (head, marks, *lines))])
 
 
 def _line(cells: list[str], widths: list[int]) -> str:
     placed = [
-        cell.ljust(width) if at in LEFT else cell.rjust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        cell.ljust(width) if column in LEFT else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
     return "  ".join(placed).rstrip()

@@ -45,7 +45,7 @@ TICKS = 4  # how often in a second processes write
 
 @dataclass
 class Cost:
-    """Of one thing that was done: modelled seconds, and what it took of the controller."""
+    """Of one operation: modelled seconds, and what it took of the controller."""
 
     what: str
     modelled_s: float = 0.0
@@ -57,52 +57,52 @@ class Cost:
 
 @dataclass
 class Run:
-    """All of one size."""
+    """All costs with one number of hosts."""
 
     hosts: int
     costs: list[Cost] = field(default_factory=list)
     bytes_per_rank: float = 0.0
-    lines: int = 0  # that were written in a second
+    lines: int = 0  # written in a second
 
     @contextlib.contextmanager
-    def cost(self, of: VirtualCluster, what: str) -> Iterator[None]:
-        """Of what is done inside; whatever follows of it counts until all is at rest."""
-        of.settle()
+    def cost(self, cluster: VirtualCluster, operation: str) -> Iterator[None]:
+        """Measures the body of `with`, and what follows of it until all is at rest."""
+        cluster.settle()
         gc.freeze()  # else the controller would pay for looking through ten thousand hosts that are not its own
-        began, busy, before = of.now, of.processor_s, of.messages
+        began, busy, before = cluster.now, cluster.processor_s, cluster.messages
         wall = time.perf_counter()
         yield
-        modelled = of.now - began
-        of.settle()
-        after = of.messages
+        modelled = cluster.now - began
+        cluster.settle()
+        after = cluster.messages
         self.costs.append(
             Cost(
-                what,
+                operation,
                 round(modelled, 4),
-                round(of.processor_s - busy, 4),
+                round(cluster.processor_s - busy, 4),
                 after["sent"] - before["sent"],
                 after["received"] - before["received"],
                 round((after["bytes"] - before["bytes"]) / 1e6, 3),
             )
         )
-        print(f"  {self.hosts} hosts: {what} ({time.perf_counter() - wall:.1f} s)", file=sys.stderr, flush=True)
+        print(f"  {self.hosts} hosts: {operation} ({time.perf_counter() - wall:.1f} s)", file=sys.stderr, flush=True)
 
 
 _SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, threading.Thread,
            MemoryTime, MemoryNetwork, VirtualHost, VirtualCluster)  # fmt: skip
 
 
-def kept(*roots: Any) -> int:
+def retained(*roots: Any) -> int:
     """Bytes of all that is reached from these, but for code, threads and the virtual world."""
-    seen: set[int] = set()
-    left, size = list(roots), 0
-    while left:
-        found = left.pop()
-        if id(found) in seen or isinstance(found, _SHARED):
+    visited: set[int] = set()
+    stack, size = list(roots), 0
+    while stack:
+        item = stack.pop()
+        if id(item) in visited or isinstance(item, _SHARED):
             continue
-        seen.add(id(found))
-        size += sys.getsizeof(found)
-        left.extend(gc.get_referents(found))
+        visited.add(id(item))
+        size += sys.getsizeof(item)
+        stack.extend(gc.get_referents(item))
     return size
 
 
@@ -110,53 +110,53 @@ def measure(hosts: int) -> Run:
     """The costs with so many hosts besides the controller's."""
     run = Run(hosts)
     faults = NetworkFaults(delay=(LINK_S, LINK_S), bandwidth=BANDWIDTH)
-    with VirtualCluster(hosts + 1, faults) as of:
-        store = store_of(of.runtime)
-        empty = kept(of.runtime, store)
-        with run.cost(of, "join storm"):
+    with VirtualCluster(hosts + 1, faults) as cluster:
+        store = store_of(cluster.runtime)
+        empty = retained(cluster.runtime, store)
+        with run.cost(cluster, "join storm"):
             joined = beside(lambda: accept_hosts(hosts, at="tcp://10.0.0.1:22222", timeout=SOON))
-            of.join_all()
+            cluster.join_all()
             mesh = joined()
-        with run.cost(of, "a second of peace"):
-            of.advance(1.0)
-        with run.cost(of, "spawn processes"):
+        with run.cost(cluster, "a second of peace"):
+            cluster.advance(1.0)
+        with run.cost(cluster, "spawn processes"):
             procs = mesh.spawn_procs(per_host={"gpus": PER_HOST}, name="procs")
             procs.initialized.get(SOON)
-        with run.cost(of, "spawn actors"):
+        with run.cost(cluster, "spawn actors"):
             actors = procs.spawn("members", Member)
             actors.initialized.get(SOON)
-        with run.cost(of, "call, same answers"):
+        with run.cost(cluster, "call, same answers"):
             actors.nothing.call().get(SOON)
-        with run.cost(of, "call, other answers"):
+        with run.cost(cluster, "call, other answers"):
             assert actors.rank.call().get(SOON).get(hosts * PER_HOST - 1) == hosts * PER_HOST - 1
-        _diagnose(run, of, procs)
-        with run.cost(of, "broadcast"):
+        _diagnose(run, cluster, procs)
+        with run.cost(cluster, "broadcast"):
             actors.nothing.broadcast()
-            of.settle()
+            cluster.settle()
         store.document()
         gc.collect()
-        run.bytes_per_rank = round((kept(of.runtime, store) - empty) / (hosts * PER_HOST), 1)
-        _log(run, of)
-        _leave_and_come_back(run, of, procs)
+        run.bytes_per_rank = round((retained(cluster.runtime, store) - empty) / (hosts * PER_HOST), 1)
+        _log(run, cluster)
+        _leave_and_come_back(run, cluster, procs)
         actors.nothing.call().get(SOON)
         state = procs._state
-        with run.cost(of, "a death told"):
+        with run.cost(cluster, "a death told"):
             waiting = actors.never.call()
-            of.settle()
-            of.kill_rank(state.address(hosts * PER_HOST // 2))
+            cluster.settle()
+            cluster.kill_rank(state.address(hosts * PER_HOST // 2))
             _fails(waiting)
-        with run.cost(of, "a death healed"):
+        with run.cost(cluster, "a death healed"):
             heal_mesh(actors, timeout=SOON)
-            of.runtime.part(Detacher).flush_holds()
+            cluster.runtime.part(Detacher).flush_holds()
         rack = range(1, 1 + min(RACK, max(1, hosts // 4)))
-        with run.cost(of, "a rack dies"):
+        with run.cost(cluster, "a rack dies"):
             waiting = actors.never.call()
-            of.settle()
-            of.die(rack)
+            cluster.settle()
+            cluster.die(rack)
             _fails(waiting)
-        with run.cost(of, "call the others"):
+        with run.cost(cluster, "call the others"):
             actors.slice(hosts=slice(rack.stop, None)).nothing.call().get(SOON)
-        with run.cost(of, "stop"):
+        with run.cost(cluster, "stop"):
             procs.stop("the benchmark is over").get(SOON)
     return run
 
@@ -164,57 +164,57 @@ def measure(hosts: int) -> Run:
 def measure_diagnosis(hosts: int) -> Cost:
     """The cost of finding the one rank that is missing from a collective, with so many hosts."""
     run = Run(hosts)
-    with VirtualCluster(hosts + 1, NetworkFaults(delay=(LINK_S, LINK_S), bandwidth=BANDWIDTH)) as of:
+    with VirtualCluster(hosts + 1, NetworkFaults(delay=(LINK_S, LINK_S), bandwidth=BANDWIDTH)) as cluster:
         joined = beside(lambda: accept_hosts(hosts, at="tcp://10.0.0.1:22222", timeout=SOON))
-        of.join_all()
+        cluster.join_all()
         procs = joined().spawn_procs(per_host={"gpus": PER_HOST}, name="procs")
         procs.initialized.get(SOON)
-        _diagnose(run, of, procs)
+        _diagnose(run, cluster, procs)
     return run.costs[-1]
 
 
-def _diagnose(run: Run, of: VirtualCluster, procs: Any) -> None:
+def _diagnose(run: Run, cluster: VirtualCluster, procs: Any) -> None:
     """All ranks but one wait in a collective."""
-    with run.cost(of, "diagnosed"):
-        asked = beside(lambda: diagnosing(of.runtime, procs._state).get(SOON))
-        of.advance(1.0)
-        diagnosis = asked()
+    with run.cost(cluster, "diagnosed"):
+        reply = beside(lambda: diagnosing(cluster.runtime, procs._state).get(SOON))
+        cluster.advance(1.0)
+        diagnosis = reply()
     (finding,) = diagnosis.findings
     assert (finding.kind, finding.ranks) == ("missing_from_collective", (STUCK,)), diagnosis
 
 
-def _log(run: Run, of: VirtualCluster) -> None:
-    """A million lines in a second, or as many as 1,000 hosts of those would write; none may be lost unsaid."""
-    of.runtime.part(MeshLogs).present(None)  # a script would print them
-    receiver = of.runtime.part(MeshLogs).receiver
-    came = 0
+def _log(run: Run, cluster: VirtualCluster) -> None:
+    """A million lines in a second, or as many as 1,000 hosts of those would write; none may be lost unreported."""
+    cluster.runtime.part(MeshLogs).present(None)  # a script would print them
+    receiver = cluster.runtime.part(MeshLogs).receiver
+    received = 0
 
     def take(_: str, written: Sequence[Written]) -> None:
-        nonlocal came
-        came += sum(lines.line_count for lines in written)
+        nonlocal received
+        received += sum(lines.line_count for lines in written)
 
     lines = min(LINES_PER_S // (1000 * PER_HOST), LINES_PER_S // (run.hosts * PER_HOST)) // TICKS or 1
-    before = of.written
+    before = cluster.written
     end = receiver.listen(take)
-    with run.cost(of, "a second of lines"):
+    with run.cost(cluster, "a second of lines"):
         for _ in range(TICKS):
-            of.write(lines)
-            of.advance(1 / TICKS)
-        of.settle()
+            cluster.write(lines)
+            cluster.advance(1 / TICKS)
+        cluster.settle()
     end()
-    run.lines = of.written - before
-    assert came + sum(receiver.skipped().values()) == run.lines, "lines are missing, and nobody said so"
+    run.lines = cluster.written - before
+    assert received + sum(receiver.skipped().values()) == run.lines, "lines are missing, and no report counts them"
 
 
-def _leave_and_come_back(run: Run, of: VirtualCluster, procs: Any) -> None:
-    """The same controller comes back: what another would have to dial first is not in it."""
-    of.can_be_dialled()
+def _leave_and_come_back(run: Run, cluster: VirtualCluster, procs: Any) -> None:
+    """The same controller attaches again, and so dials nothing."""
+    cluster.can_be_dialled()
     with tempfile.TemporaryDirectory() as folder, _environment("XDG_STATE_HOME", folder):
-        with run.cost(of, "detach"):
-            of.runtime.part(Detacher).detach(procs._state, SOON)
-        with run.cost(of, "re-attach"):
+        with run.cost(cluster, "detach"):
+            cluster.runtime.part(Detacher).detach(procs._state, SOON)
+        with run.cost(cluster, "re-attach"):
             mesh_attach.attach_mesh(procs.name)
-            of.runtime.part(Detacher).flush_holds()
+            cluster.runtime.part(Detacher).flush_holds()
 
 
 @contextlib.contextmanager
@@ -260,14 +260,14 @@ def beside(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def table(runs: list[Run]) -> str:
-    """The costs as text: a row for each thing, a column for each size."""
+    """The costs as text: a row for each operation, a column for each size."""
     rows = [["", *(f"{run.hosts:,} hosts" for run in runs)]]
     for number, cost in enumerate(runs[0].costs):
-        same = [run.costs[number] for run in runs]
+        costs = [run.costs[number] for run in runs]
         rows.append([cost.what, *(f"{1e3 * c.modelled_s:,.1f} ms, {1e3 * c.core_s:,.0f} ms of a core, "
-                                  f"{c.sent:,} out, {c.received:,} in" for c in same)])  # fmt: skip
+                                  f"{c.sent:,} out, {c.received:,} in" for c in costs)])  # fmt: skip
     rows.append(["kept per rank", *(f"{run.bytes_per_rank:,.0f} bytes" for run in runs)])
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
@@ -278,7 +278,7 @@ def main(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     logging.getLogger("monarch_nb").setLevel(logging.ERROR)
     monarch_nb.actor.unhandled_fault_hook = lambda failure: None
-    mesh_detach._AGREE_S = mesh_attach._ANSWER_S = SOON  # they are of the wall clock, which virtual hosts share
+    mesh_detach._AGREE_S = mesh_attach._ANSWER_S = SOON  # of the wall clock, which virtual hosts share
     runs = []
     for hosts in options.hosts:
         runs.append(measure(hosts))

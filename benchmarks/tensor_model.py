@@ -16,7 +16,7 @@ Place = Callable[[torch.Tensor, tuple[Any, ...]], torch.Tensor]
 
 @dataclass(frozen=True)
 class Size:
-    """`SMALL` is one whose operations take the workers less time than what they are told."""
+    """The operations of `SMALL` take the workers less time than the messages about them."""
 
     width: int
     heads: int
@@ -58,8 +58,8 @@ class Model(nn.Module):
         self.last = nn.LayerNorm(width)
         self.head = nn.Linear(width, size.words, bias=False)
 
-    def forward(self, tokens: torch.Tensor, at: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        x = self.words(tokens) + self.places(at)
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens) + self.places(positions)
         for block in self.blocks:
             x = block(x, mask)
         return self.head(self.last(x))
@@ -75,13 +75,13 @@ def stepper(
     *,
     weights: dict[str, tuple[Any, ...]] = TENSOR_PARALLEL,
     batch: tuple[Any, ...] = WHOLE,
-    whole: tuple[Any, ...] = WHOLE,
+    rest: tuple[Any, ...] = WHOLE,
     compiled: Callable[[Any], Any] = lambda function: function,
 ) -> Callable[[], torch.Tensor]:
     """One step of training on the same batch again and again; gives the loss.
 
-    `weights` says by the last part of a module's name how its parameters are cut, `batch` how the batch is, and `whole`
-    how everything else is. `compiled` makes the forward part and the optimizer's step of what they are.
+    `weights` says by the last part of a module's name how its parameters are cut, `batch` how the batch is, and `rest`
+    how everything else is. `compiled` compiles the forward pass and the optimizer's step.
     """
     torch.manual_seed(0)
     model = Model(size)
@@ -90,16 +90,16 @@ def stepper(
     for name, module in model.named_modules():
         for key, parameter in list(module._parameters.items()):
             if parameter is not None:
-                wanted = weights.get(name.rpartition(".")[2], weights.get("", whole))
-                module._parameters[key] = nn.Parameter(place(parameter.data, wanted))
-    words, wanted = place(tokens, batch), place(targets, batch)
-    at = place(torch.arange(size.length), whole)
-    mask = place(torch.full((size.length, size.length), float("-inf")).triu(1), whole)
+                cut = weights.get(name.rpartition(".")[2], weights.get("", rest))
+                module._parameters[key] = nn.Parameter(place(parameter.data, cut))
+    words, targets = place(tokens, batch), place(targets, batch)
+    positions = place(torch.arange(size.length), rest)
+    mask = place(torch.full((size.length, size.length), float("-inf")).triu(1), rest)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
 
     @compiled
     def forward() -> torch.Tensor:
-        return nn.functional.cross_entropy(model(words, at, mask).flatten(0, 1), wanted)
+        return nn.functional.cross_entropy(model(words, positions, mask).flatten(0, 1), targets)
 
     update = compiled(optimizer.step)
 

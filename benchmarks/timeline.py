@@ -63,50 +63,50 @@ class Noter(Actor):
 
     @endpoint
     def notes(self) -> list[tuple[str, int]]:
-        taken = list(_notes)
+        result = list(_notes)
         _notes.clear()
-        return taken
+        return result
 
 
 def measured() -> dict[str, float]:
     """Microseconds from the beginning of a call to each note, as medians."""
     procs = this_host().spawn_procs(per_host={"gpus": 1})
-    one = procs.spawn("noter", Noter).slice(gpus=0)
-    one.noop.call_one().get()
+    worker = procs.spawn("noter", Noter).slice(gpus=0)
+    worker.noop.call_one().get()
     stream = importlib.import_module("monarch_nb.transport.streams").Stream
     future = importlib.import_module("monarch_nb.runtime.future").Future
     note(stream, "push", "write", "written")
     note(stream, "_read", "caller reads")
     note(future, "_finish", "", "answered")
     note(future, "_wait", "", "caller wakes")
-    found: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
     for number in range(CALLS):
         _notes.clear()
         begin = time.monotonic_ns()
-        one.noop.call_one().get()
-        mine = [("begin", begin), *_notes, ("end", time.monotonic_ns())]
-        there = one.notes.call_one().get()
+        worker.noop.call_one().get()
+        own = [("begin", begin), *_notes, ("end", time.monotonic_ns())]
+        notes = worker.notes.call_one().get()
         if number < CALLS // 10:
             continue
-        seen: dict[str, int] = {}
-        for name, at in sorted([*mine, *there], key=lambda one: one[1]):
-            if at >= begin:
-                seen.setdefault(name, at)
-        for name, at in seen.items():
-            found.setdefault(name, []).append((at - begin) / 1000)
+        first: dict[str, int] = {}
+        for name, instant in sorted([*own, *notes], key=lambda entry: entry[1]):
+            if instant >= begin:
+                first.setdefault(name, instant)
+        for name, instant in first.items():
+            durations.setdefault(name, []).append((instant - begin) / 1000)
     procs.stop().get()
-    return {name: statistics.median(times) for name, times in found.items()}
+    return {name: statistics.median(times) for name, times in durations.items()}
 
 
-def drawn(at: dict[str, float]) -> str:
+def drawn(times: dict[str, float]) -> str:
     """The steps as bars below each other."""
-    scale = WIDTH / at["end"]
+    scale = WIDTH / times["end"]
     lines = [f"{'who':16} {'does what':38} {'µs':>5}"]
-    for who, what, start, stop in STEPS:
-        left, length = round(at[start] * scale), max(1, round((at[stop] - at[start]) * scale))
-        bar = " " * left + ("·" if who == "kernel" else "█") * length
-        lines.append(f"{who:16} {what:38} {at[stop] - at[start]:5.1f} {bar}")
-    lines.append(f"{'':16} {'in all':38} {at['end']:5.1f}")
+    for actor, action, start, stop in STEPS:
+        left, length = round(times[start] * scale), max(1, round((times[stop] - times[start]) * scale))
+        bar = " " * left + ("·" if actor == "kernel" else "█") * length
+        lines.append(f"{actor:16} {action:38} {times[stop] - times[start]:5.1f} {bar}")
+    lines.append(f"{'':16} {'in all':38} {times['end']:5.1f}")
     return "\n".join(lines)
 
 

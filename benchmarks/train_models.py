@@ -81,12 +81,12 @@ def _llama() -> nn.Module:
     )
 
 
-def _classes(module: nn.Module, given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(module(given), wanted)
+def _classes(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(module(inputs), targets)
 
 
-def _of_words(module: nn.Module, given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    output: Any = module(input_ids=given, labels=wanted)
+def _of_words(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    output: Any = module(input_ids=inputs, labels=targets)
     loss: torch.Tensor = output.loss
     return loss
 
@@ -110,7 +110,7 @@ def step_of(model: TrainedModel, module: nn.Module, batch: Batch) -> Callable[[]
     kinds: dict[type, list[torch.Tensor]] = {}  # fused kernels take no DTensors among tensors
     for parameter in module.parameters():
         kinds.setdefault(type(parameter.data), []).append(parameter)
-    optimizer = torch.optim.AdamW([{"params": each} for each in kinds.values()], 1e-3, fused=True)
+    optimizer = torch.optim.AdamW([{"params": parameters} for parameters in kinds.values()], 1e-3, fused=True)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()

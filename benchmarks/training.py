@@ -30,11 +30,11 @@ def milliseconds(means: str, model: str, steps: int) -> float:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=900, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
-    found = figures_of(done.stdout).get(f"{model} {means}")
-    if found is None:
+    spread = figures_of(done.stdout).get(f"{model} {means}")
+    if spread is None:
         sys.stderr.write(done.stderr[-2000:])
         return float("nan")
-    return found["p50"]
+    return spread["p50"]
 
 
 def main() -> None:
@@ -44,23 +44,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--compilers", action="store_true", help="with torch.compile and inductor, too")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     table: dict[str, dict[str, float]] = {}
-    for model in asked.models:
-        groups = (WHOLE, CUT, *((COMPILERS,) if asked.compilers else ()), *((TENSOR,) if model == "llama" else ()))
-        means = ("one", *(each for group in groups for each in group))
-        spent: dict[str, list[float]] = {each: [] for each in means}
-        for _ in range(asked.rounds):
-            for each in means:
-                spent[each].append(milliseconds(each, model, asked.steps))
-        best = table[model] = {each: min(times) for each, times in spent.items()}
+    for model in options.models:
+        groups = (WHOLE, CUT, *((COMPILERS,) if options.compilers else ()), *((TENSOR,) if model == "llama" else ()))
+        means = ("one", *(way for group in groups for way in group))
+        spent: dict[str, list[float]] = {way: [] for way in means}
+        for _ in range(options.rounds):
+            for way in means:
+                spent[way].append(milliseconds(way, model, options.steps))
+        best = table[model] = {way: min(times) for way, times in spent.items()}
         print(f"{model}: one process {best['one']:.1f} ms", flush=True)
         for peer, *ours in groups:
-            ratios = ", ".join(f"{each} {best[each]:.1f} ({best[each] / best[peer]:.2f}×)" for each in ours)
+            ratios = ", ".join(f"{way} {best[way]:.1f} ({best[way] / best[peer]:.2f}×)" for way in ours)
             print(f"  {peer} {best[peer]:.1f} ms; {ratios}", flush=True)
-    if asked.out is not None:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(table, indent=1))
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(table, indent=1))
 
 
 if __name__ == "__main__":

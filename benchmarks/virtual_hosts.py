@@ -1,7 +1,7 @@
 """Hosts by the thousand inside one process: agents cast and fold as real ones do, processes only answer.
 
 The controller is the real one, with all its parts; so are links, casts, folds and the agents' verbs. A virtual process
-has no code of its own: it is a line in its host's table, and answers by the name of what it is asked.
+has no code of its own: it is a line in its host's table, and answers by the name of the method.
 """
 
 import sys
@@ -95,12 +95,12 @@ IN_QUEUE = (
 
 
 def evidence(proc: "VirtualProc") -> Evidence:
-    """What a process says that waits for rank `STUCK`, or is that one."""
+    """What rank `STUCK` reports, and what a process that waits for it does."""
     rank, everybody = proc.spec.rank, GroupKey.of("0", tuple(range(VirtualProc.count)), "m1:15000")
     lines = IN_QUEUE if rank == STUCK else IN_REDUCE
     run = EndpointRun("m", rank, "members", "never", "c", 30.0, 1, lines, "S", 1.0, 0)
     number = 117 if rank == STUCK else 118
-    last = tuple((each, "all_reduce of Float [4096]") for each in range(number - 15, number + 1))
+    last = tuple((sequence, "all_reduce of Float [4096]") for sequence in range(number - 15, number + 1))
     newest = NewestCollective(everybody, number, "all_reduce", "Float [4096]", rank != STUCK, 30.0, 1, last)
     return Evidence((run,), (newest,), (everybody,), rank, True)
 
@@ -122,13 +122,13 @@ class VirtualProc:
         self.waits: Header | None = None  # the call in which it waits for another rank
 
     def start(self) -> None:
-        """It takes messages from now on."""
+        """Takes messages from now on."""
 
     def stop(self, reason: str, timeout: float) -> None:
-        """It ends."""
+        """Ends."""
 
     def kill(self, reason: str) -> None:
-        """It ends."""
+        """Ends."""
 
 
 class VirtualHost(MemoryHost):
@@ -136,11 +136,11 @@ class VirtualHost(MemoryHost):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._holdings = MeshLeases()
+        self._leases = MeshLeases()
         self.tails: dict[str, Tail] = {}
         self._messages = LogMessages()
         self._started: set[str] = set()
-        self._early: dict[str, list[Header]] = {}  # what came before its process was started
+        self._early: dict[str, list[Header]] = {}  # received before its process was started
         self._verbs.handle(verbs.HOLD, self._hold)
         self._verbs.handle(verbs.DETACH, self._detach)
         self._verbs.handle(verbs.ATTACH, self._attach)
@@ -258,20 +258,20 @@ class VirtualHost(MemoryHost):
             self._send_lines(self._messages.add(self.tails[address].took(asker.src, count)))
         self._send_lines(self._messages.take())
 
-    def _hold(self, wanted: p.Hold, asker: Asker[Done]) -> Done:
-        self._holdings.hold(wanted, asker.src)
+    def _hold(self, request: p.Hold, asker: Asker[Done]) -> Done:
+        self._leases.hold(request, asker.src)
         return Done()
 
-    def _detach(self, wanted: p.Detach, asker: Asker[Done]) -> Done:
-        self._holdings.leave(wanted.uid, asker.src, time.monotonic(), time.time(), wanted.why)
+    def _detach(self, request: p.Detach, asker: Asker[Done]) -> Done:
+        self._leases.leave(request.uid, asker.src, time.monotonic(), time.time(), request.why)
         return Done()
 
-    def _attach(self, wanted: p.Attach, asker: Asker[p.AttachReply]) -> p.AttachReply:
-        self._holdings.attach(
-            wanted.uid, wanted.secret, wanted.holder, steal=wanted.steal, grant=wanted.grant, turn=wanted.turn
+    def _attach(self, request: p.Attach, asker: Asker[p.AttachReply]) -> p.AttachReply:
+        self._leases.attach(
+            request.uid, request.secret, request.holder, steal=request.steal, grant=request.grant, turn=request.turn
         )
-        one = self._holdings.get(wanted.uid)
-        assert one is not None
+        lease = self._leases.get(request.uid)
+        assert lease is not None
         for address in self.workers:
             self._watchers.setdefault(address, set()).add(asker.src)
         procs = tuple(
@@ -279,12 +279,12 @@ class VirtualHost(MemoryHost):
             for address in self.workers
         )
         return p.AttachReply(
-            grant=one.grant, turn=one.turn, left_at=one.left_at, why=one.why, parts=one.parts, procs=procs,
+            grant=lease.grant, turn=lease.turn, left_at=lease.left_at, why=lease.why, parts=lease.parts, procs=procs,
             logs=dict.fromkeys(self.workers, ""), exits=(),
         )  # fmt: skip
 
     def join(self, controller: str) -> None:
-        """Says that it is there, as an agent does that has dialled."""
+        """Announces itself, as an agent that has dialled does."""
         state = p.HostState(
             host=self.host, pid=1, procs=(), python=sys.version.split()[0], version=__version__, incarnation=1,
             lease_s=60.0,
@@ -300,7 +300,7 @@ class _Outlet(MemoryTransport):
         self.counts: Counter[str] = Counter()
 
     def listen(self, bind: str, keys: Keys | None, insecure_loopback: bool = False) -> str:
-        """Whoever joins knows the way."""
+        """Hosts that join know the route already."""
         return bind
 
     def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
@@ -338,14 +338,14 @@ class VirtualCluster(Cluster):
         return list(self._hosts)
 
     def join_all(self) -> None:
-        """Every host but the controller's says at once that it is there."""
+        """Every host but the controller's announces itself at once."""
         with self._time.lock:
             for name, host in self._hosts.items():
                 if name != self._runtime.host:
                     host.join(self.controller)  # type: ignore[attr-defined]
 
     def can_be_dialled(self) -> None:
-        """From now on hosts could be found again by another controller: what has only dialled cannot be left."""
+        """Gives hosts endpoints, so that another controller can reach them: only such hosts can be detached from."""
         for host in self._runtime.part(HostRoutes).attached.values():
             host.endpoint = f"tcp://{host.host}:1"  # type: ignore[attr-defined]
 
@@ -361,18 +361,18 @@ class VirtualCluster(Cluster):
         return sum(tail.total for host in self._hosts.values() for tail in host.tails.values()) // len(LINE)  # type: ignore[attr-defined]
 
     def die(self, numbers: range) -> None:
-        """These hosts are gone, and the controller learns of all at once."""
+        """Ends these hosts; the controller learns of all of them at once."""
         for number in numbers:
             self._hosts[f"m{number}"].die()
         for number in numbers:
-            name, why = f"m{number}", "its rack has no power"
-            self._runtime.part(HostRoutes).attached[name].lost = why
-            loss = self._runtime.part(ProcessWatcher).hosts_lost({name: 1}, why)
-            self._runtime.part(HostRoutes).announce_lost(name, why, 1, loss)
+            name, reason = f"m{number}", "its rack has no power"
+            self._runtime.part(HostRoutes).attached[name].lost = reason
+            loss = self._runtime.part(ProcessWatcher).hosts_lost({name: 1}, reason)
+            self._runtime.part(HostRoutes).announce_lost(name, reason, 1, loss)
         self.advance(0.1)
 
     def kill_rank(self, address: str) -> None:
-        """Ends a process; the news is on its way then."""
+        """Ends a process; the report of it is on its way then."""
         with self._time.lock:
             self._hosts[host_of(address)].kill(address)
 

@@ -23,7 +23,7 @@ SECONDS = 180  # for one program
 OURS = "ours"
 SYSTEMS = (OURS, "torchmonarch", "ray", "dask", "ipyparallel", "jupyter-distributed")
 STORIES = {"evaluation": 4, "training": 4, "parameters": 4, "broken_rank": 8, "elastic": 4}  # and how many ranks
-Found = dict[str, Any]
+Facts = dict[str, Any]
 
 
 def program_of(story: str, system: str) -> "Path | None":
@@ -32,15 +32,15 @@ def program_of(story: str, system: str) -> "Path | None":
     return next((path for name in names if (path := HERE / story / f"on_{name}.py").exists()), None)
 
 
-def run(story: str, system: str, program: Path) -> Found:
-    """What a program found, and "wrong" where it did not end well."""
+def run(story: str, system: str, program: Path) -> Facts:
+    """The facts that a program printed, and "wrong" where it did not end well."""
     python = sys.executable if system == OURS else interpreter(system)
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     env |= {"PYTHONPATH": str(HERE), "PATH": f"{Path(python).parent}{os.pathsep}{env['PATH']}"}
     command = [python, str(program)]
     if system == "jupyter-distributed":
         command = [python, str(HERE / "cells.py"), str(program), str(STORIES[story])]
-    found: Found = {"lines": lines_of(program.read_text())}
+    facts: Facts = {"lines": lines_of(program.read_text())}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
@@ -50,17 +50,17 @@ def run(story: str, system: str, program: Path) -> Found:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            found["wrong"] = f"not done after {SECONDS} s"
+            facts["wrong"] = f"not done after {SECONDS} s"
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # some leave processes behind
         errors.seek(0)
-        if process.returncode and "wrong" not in found:
-            found["wrong"] = f"ended with status {process.returncode}: " + "".join(errors.readlines()[-12:])
+        if process.returncode and "wrong" not in facts:
+            facts["wrong"] = f"ended with status {process.returncode}: " + "".join(errors.readlines()[-12:])
     for line in output.splitlines():
         if line.startswith('{"fact"'):
-            told = json.loads(line)
-            found[told["fact"]] = told["value"]
-    return found
+            entry = json.loads(line)
+            facts[entry["fact"]] = entry["value"]
+    return facts
 
 
 def main() -> int:
@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--out", default="build/compare.json")
     parser.add_argument("--turns", type=int, default=3, help="how often each program runs; the best figures count")
     parser.add_argument("systems", nargs="*", default=SYSTEMS)
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     environment = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": processor(),
@@ -76,22 +76,22 @@ def main() -> int:
         "python": platform.python_version(),
         "load before": round(load(), 2),
     }
-    runs: dict[str, dict[str, list[Found]]] = {story: {} for story in STORIES}
-    for turn in range(wanted.turns):
+    runs: dict[str, dict[str, list[Facts]]] = {story: {} for story in STORIES}
+    for turn in range(options.turns):
         for story in STORIES:
-            for system in wanted.systems:
+            for system in options.systems:
                 program = program_of(story, system)
                 if program is None:
                     continue
-                print(f"{turn + 1} of {wanted.turns}: {story} on {system}", file=sys.stderr, flush=True)
+                print(f"{turn + 1} of {options.turns}: {story} on {system}", file=sys.stderr, flush=True)
                 runs[story].setdefault(system, []).append(run(story, system, program))
-    out = ROOT / wanted.out
+    out = ROOT / options.out
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"environment": environment, "runs": runs}, indent=1))
-    text = markdown(environment, runs, wanted.systems)
+    text = markdown(environment, runs, options.systems)
     out.with_suffix(".md").write_text(text)
     print(text)
-    failed = [f"{story} on {system}" for story in runs for system, each in runs[story].items() if "wrong" in each[-1]]
+    failed = [f"{story} on {system}" for story in runs for system, turns in runs[story].items() if "wrong" in turns[-1]]
     for name in failed:
         print(f"did not end well: {name}", file=sys.stderr)
     return 1 if any(name.endswith(f" on {OURS}") for name in failed) else 0

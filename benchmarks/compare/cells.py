@@ -62,15 +62,15 @@ def main() -> None:
     client = manager.client()
     client.start_channels()
     client.wait_for_ready(timeout=SECONDS)
-    told: set[str] = set()
+    names: set[str] = set()
     try:
         for number, cell in enumerate(cells):
             shown = run(client, cell)
             for line in re.findall(r'\{"fact".*\}', shown.get("text/plain", "")):
-                found = json.loads(line)
-                if found["fact"] not in told:
-                    told.add(found["fact"])
-                    fact(found["fact"], found["value"])
+                entry = json.loads(line)
+                if entry["fact"] not in names:
+                    names.add(entry["fact"])
+                    fact(entry["fact"], entry["value"])
             if number == 0:
                 fact("ready s", time.perf_counter() - began)
             if failed := errors(shown):

@@ -1,9 +1,9 @@
-"""What was found, as tables that a page can show."""
+"""The measured facts, as tables that a page can show."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-Found = Mapping[str, Any]
+Facts = Mapping[str, Any]
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
 
 TITLES = {
@@ -29,17 +29,17 @@ RANK = ("gpus=5", "gpus: 5", "gpus=5/8", "rank=5", "Rank 5", "[5:", "engine 5", 
 LINE = "normalised"
 
 
-def best(runs: Iterable[Found]) -> dict[str, Any]:
+def best(runs: Iterable[Facts]) -> dict[str, Any]:
     """The smallest of each figure, and the last of what is said."""
     result: dict[str, Any] = {}
-    for found in runs:
-        for name, value in found.items():
+    for facts in runs:
+        for name, value in facts.items():
             before = result.get(name)
             smaller = isinstance(value, int | float) and isinstance(before, int | float)
             result[name] = min(before, value) if smaller else value
-    said = str(result.get("what is said", ""))
-    result["says"] = "yes" if any(name in said for name in RANK) else "no"
-    result["where"] = "yes" if LINE in said else "no"
+    text = str(result.get("what is said", ""))
+    result["says"] = "yes" if any(name in text for name in RANK) else "no"
+    result["where"] = "yes" if LINE in text else "no"
     return result
 
 
@@ -49,25 +49,25 @@ def cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def markdown(environment: Found, runs: Runs, systems: Iterable[str]) -> str:
+def markdown(environment: Facts, runs: Runs, systems: Iterable[str]) -> str:
     """All tables, the best of each system's runs in each."""
     parts = [", ".join(f"{name}: {value}" for name, value in environment.items())]
     for story, columns in COLUMNS.items():
         parts += ["", f"## {TITLES[story]}", "", "| | " + " | ".join(title for _, title in columns) + " |"]
         parts.append("|---" * (len(columns) + 1) + "|")
         for system in systems:
-            found = best(runs[story].get(system, ()))
-            if "lines" not in found:
+            facts = best(runs[story].get(system, ()))
+            if "lines" not in facts:
                 parts.append(f"| {system} | cannot do that |" + " |" * (len(columns) - 1))
             else:
-                wrong = " (did not end well)" if "wrong" in found else ""
-                parts.append(f"| {system}{wrong} | " + " | ".join(cell(found.get(name)) for name, _ in columns) + " |")
+                wrong = " (did not end well)" if "wrong" in facts else ""
+                parts.append(f"| {system}{wrong} | " + " | ".join(cell(facts.get(name)) for name, _ in columns) + " |")
         if story == "training":
             for system in systems:
-                said = str(best(runs[story].get(system, ())).get("what is said", ""))
-                if said:
-                    lines = [line for line in said.splitlines() if line.strip()]
-                    first = max((at for at, line in enumerate(lines) if "Error: " in line), default=0)
+                text = str(best(runs[story].get(system, ())).get("what is said", ""))
+                if text:
+                    lines = [line for line in text.splitlines() if line.strip()]
+                    first = max((number for number, line in enumerate(lines) if "Error: " in line), default=0)
                     parts += ["", f"{system} says, in {len(lines)} lines, the last of which are:"]
                     parts += ["", "```text", *lines[first:], "```"]
     return "\n".join(parts) + "\n"

@@ -45,8 +45,8 @@ def start_weights() -> Array:
 
 def gradient(weights: Array, rows: tuple[Array, Array]) -> Array:
     """That of the mean squared error, for the rows of one rank."""
-    features, wanted = rows
-    return features.T @ (features @ weights - wanted) / len(wanted)
+    features, targets = rows
+    return features.T @ (features @ weights - targets) / len(targets)
 
 
 def loss(weights: Array) -> float:
