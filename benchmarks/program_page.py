@@ -108,7 +108,7 @@ def heap(session: Any) -> float:
 def latencies(shown: Any, kernel: Kernel, rounds: int, folder: str) -> None:
     """From what happens to what is shown, while a cell blocks."""
     from tests.browser.lab import PANEL
-    from tests.browser.seen import Seen, rank, row
+    from tests.browser.seen import Sighting, rank, row
 
     kernel.run(BEGIN, "ready")
     panel = (PANEL / "package.json").exists()
@@ -120,19 +120,19 @@ def latencies(shown: Any, kernel: Kernel, rounds: int, folder: str) -> None:
     kernel.run("workers", "4 procs")
     figures: dict[str, list[float]] = {}
 
-    def add(event: str, sight: Seen, began: float) -> None:
+    def add(event: str, sight: Sighting, began: float) -> None:
         for view, ms in sight.after(began).items():
             figures.setdefault(f"page: {event}, {view}", []).append(ms / 1000)
 
     for number in range(rounds):
         pid = int(kernel.run(HEAL, "pids").split()[3])
         flag = str(Path(folder) / f"over-{number}")
-        sighting = Seen(shown, {"mesh": rank(1, "busy"), **({"panel": row("gpus=1", "busy")} if panel else {})})
+        sighting = Sighting(shown, {"mesh": rank(1, "busy"), **({"panel": row("gpus=1", "busy")} if panel else {})})
         output = kernel.start(BLOCK.format(flag=flag))
         output.get_by_text("at ").first.wait_for(timeout=30_000)
         add("busy", sighting, float(output.inner_text().split()[1]))
         everywhere = {"panel": row("gpus=2", "failed"), "status bar": (".mnb-status-item", "1 failed")} if panel else {}
-        sighting = Seen(shown, {"mesh": rank(2, "failed"), **everywhere})
+        sighting = Sighting(shown, {"mesh": rank(2, "failed"), **everywhere})
         began = time.time()
         os.kill(pid, signal.SIGKILL)
         add("killed", sighting, began)

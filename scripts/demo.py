@@ -1,7 +1,7 @@
-"""Runs examples/quickstart.ipynb in a real kernel, cell by cell, and says what it reached.
+"""Runs examples/quickstart.ipynb in a real kernel, cell by cell, and reports its results.
 
 The executed notebook and a page of it are left in build/demo/. Ends with status 1, and the cell's error, when a cell
-fails, when the notebook did not show what it is for, or when a process stays behind.
+fails, when the notebook did not reach its results, or when a process stays behind.
 """
 
 import argparse
@@ -71,11 +71,11 @@ class Executed:
     def summary(self) -> dict[str, float]:
         """The figures that the notebook prints last; the accuracy as a fraction. Raises LookupError."""
         text = self.stream()
-        found = {name: pattern.search(text) for name, pattern in SUMMARY.items()}
-        missing = [name for name, match in found.items() if match is None]
+        matches = {name: pattern.search(text) for name, pattern in SUMMARY.items()}
+        missing = [name for name, match in matches.items() if match is None]
         if missing:
             raise LookupError(f"the notebook did not print its {', '.join(missing)}")
-        figures = {name: float(match[1]) for name, match in found.items() if match is not None}
+        figures = {name: float(match[1]) for name, match in matches.items() if match is not None}
         figures["accuracy"] /= 100
         return figures
 
@@ -84,18 +84,18 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def execute(path: Path, told: Callable[[str], None] = lambda line: None, cell_s: float = CELL_SECONDS) -> Executed:
+def execute(path: Path, report: Callable[[str], None] = lambda line: None, cell_s: float = CELL_SECONDS) -> Executed:
     """Runs a notebook from top to bottom in a kernel of this interpreter, which is gone afterwards."""
     notebook = nbformat.read(path, as_version=4)
     mark = secrets.token_hex(8)
-    teller = _Teller(notebook, told)
+    reporter = _Reporter(notebook, report)
     client = NotebookClient(
         notebook,
         kernel_manager_class=OwnKernel,
         timeout=cell_s,
         resources={"metadata": {"path": str(path.parent)}},
-        on_cell_start=teller.start,
-        on_cell_executed=teller.executed,
+        on_cell_start=reporter.start,
+        on_cell_executed=reporter.executed,
     )
     error: Exception | None = None
     try:
@@ -105,11 +105,11 @@ def execute(path: Path, told: Callable[[str], None] = lambda line: None, cell_s:
     return Executed(notebook, error, left_behind(mark))
 
 
-class _Teller:
+class _Reporter:
     """A line for each cell, when it is done."""
 
-    def __init__(self, notebook: nbformat.NotebookNode, told: Callable[[str], None]) -> None:
-        self._told = told
+    def __init__(self, notebook: nbformat.NotebookNode, report: Callable[[str], None]) -> None:
+        self._report = report
         self._count = len(code_cells(notebook))
         self._done = 0
         self._began = 0.0
@@ -134,7 +134,7 @@ class _Teller:
         how = "ok" if content["status"] == "ok" else f"{content.get('ename')}{', as it should' if meant else ''}"
         first = next((line for line in cell.source.splitlines() if line.strip()), "")
         title = self._titles[cell.id]
-        self._told(f"[{self._done:2}/{self._count}] {seconds:5.1f} s  {title[:38]:38}  {first[:42]:42}  {how}")
+        self._report(f"[{self._done:2}/{self._count}] {seconds:5.1f} s  {title[:38]:38}  {first[:42]:42}  {how}")
 
 
 def save(executed: Executed, folder: Path) -> tuple[Path, Path]:

@@ -36,7 +36,7 @@ def names() -> list[str]:
 
 def words() -> dict[str, str]:
     """What only this machine says, and what stands for it."""
-    found = {
+    names = {
         str(ROOT): "~/monarch-nb",
         sysconfig.get_path("purelib"): "~/packages",
         sys.prefix: "~/venv",
@@ -45,15 +45,15 @@ def words() -> dict[str, str]:
         socket.gethostname(): HOST,
         socket.gethostname().partition(".")[0]: HOST,
     }
-    return {word: put for word, put in found.items() if len(word) > 1 and word != "localhost"}
+    return {word: put for word, put in names.items() if len(word) > 1 and word != "localhost"}
 
 
 def cleaned(value: Any, put: dict[str, str]) -> Any:
     """A value of an output, with the words of this machine replaced, longest first."""
     if isinstance(value, dict):
-        return {key: cleaned(each, put) for key, each in value.items()}
+        return {key: cleaned(item, put) for key, item in value.items()}
     if isinstance(value, list):
-        return [cleaned(each, put) for each in value]
+        return [cleaned(item, put) for item in value]
     if not isinstance(value, str):
         return value
     for word in sorted(put, key=len, reverse=True):
@@ -70,8 +70,8 @@ def static(output: dict[str, Any], put: dict[str, str]) -> dict[str, Any] | None
         return {**output, "text": text} if text else None
     if kind == "error":
         return dict(cleaned(output, put))
-    data = {mime: each for mime, each in output["data"].items() if mime in KINDS and each.strip()}
-    data = {mime: each if mime == "image/png" else cleaned(each, put) for mime, each in data.items()}
+    data = {mime: value for mime, value in output["data"].items() if mime in KINDS and value.strip()}
+    data = {mime: value if mime == "image/png" else cleaned(value, put) for mime, value in data.items()}
     if not data:
         return None  # a display that was taken away again
     return {**output, "data": data, "metadata": {}}
@@ -82,8 +82,8 @@ def saved(notebook: Any) -> Iterator[tuple[Any, list[Any]]]:
     put = words()
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            kept = [each for output in cell.outputs if (each := static(output, put)) is not None]
-            yield cell, [nbformat.from_dict(each) for each in kept]
+            entries = [entry for output in cell.outputs if (entry := static(output, put)) is not None]
+            yield cell, [nbformat.from_dict(entry) for entry in entries]
 
 
 def run(name: str) -> str:
@@ -97,7 +97,7 @@ def run(name: str) -> str:
     notebook = executed.notebook
     for cell, outputs in saved(notebook):
         cell.outputs = outputs
-        cell.metadata = {key: each for key, each in cell.metadata.items() if key == "tags"}
+        cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
     before = nbformat.read(path, as_version=4).metadata
     notebook.metadata = before
     text = nbformat.writes(notebook) + "\n"

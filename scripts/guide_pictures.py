@@ -63,8 +63,8 @@ def interpreter(name: str) -> Path:
     if not (folder / ".made").exists():
         venv.create(folder, with_pip=True, clear=True)
         # Of anywidget the version of this JupyterLab: Colab's page loads the one that its kernel has.
-        others = [each for each in KERNELS[name] if not each.startswith("anywidget")]
-        subprocess.run([*pip, "install", *others, f"anywidget=={version('anywidget')}"], check=True)
+        packages = [package for package in KERNELS[name] if not package.startswith("anywidget")]
+        subprocess.run([*pip, "install", *packages, f"anywidget=={version('anywidget')}"], check=True)
         (folder / ".made").touch()
     subprocess.run([*pip, "uninstall", "--yes", "monarch-nb"], check=True)
     return python
@@ -73,18 +73,18 @@ def interpreter(name: str) -> Path:
 @contextlib.contextmanager
 def opened(place: Place) -> Iterator[Any]:
     """A notebook in that kernel."""
-    with tempfile.TemporaryDirectory() as made:
-        notebook = write_notebook(Path(made) / "first.ipynb", ["# the first cell"])
+    with tempfile.TemporaryDirectory() as folder:
+        notebook = write_notebook(Path(folder) / "first.ipynb", ["# the first cell"])
         os.environ["MONARCH_TEST_KERNEL"] = str(interpreter(place.kernel))
-        here = {
+        git = {
             "GIT_CONFIG_COUNT": "1",
             "GIT_CONFIG_KEY_0": f"url.file://{ROOT}.insteadOf",
             "GIT_CONFIG_VALUE_0": ADDRESS,
         }
-        # What pip says of where packages come from here concerns nobody else.
-        environment = {**here, **place.environment, "PIP_QUIET": "1", "XDG_STATE_HOME": made, "MONARCH_NB_PRELOAD": ""}
+        # pip prints where packages come from on this machine, which is of no use to readers.
+        environment = {**git, **place.environment, "PIP_QUIET": "1", "XDG_STATE_HOME": folder, "MONARCH_NB_PRELOAD": ""}
         with (
-            lab(Path(made) / "lab", notebook, environment, panel=False, installs=True) as address,
+            lab(Path(folder) / "lab", notebook, environment, panel=False, installs=True) as address,
             page(address, 1000, 1000) as shown,
         ):
             shown.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
@@ -127,11 +127,11 @@ def main() -> None:
 
     folder = Path(sys.argv[1]) if sys.argv[1:] else SCREENSHOTS
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as scratch:
         for place in sys.argv[2:] or PLACES:
-            take_place(place, Path(made))
+            take_place(place, Path(scratch))
             for step in STEPS:
-                publish(Path(made), f"{place}-{step}", folder)
+                publish(Path(scratch), f"{place}-{step}", folder)
 
 
 if __name__ == "__main__":

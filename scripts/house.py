@@ -148,18 +148,18 @@ def single_protocols() -> int:
 
 def _members(node: ast.ClassDef) -> set[str]:
     """Methods, annotated names, and what `__init__` and others assign to self."""
-    found: set[str] = set()
+    members: set[str] = set()
     for item in node.body:
         match item:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                found.add(name)
+                members.add(name)
             case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
-                found.add(name)
+                members.add(name)
     for item in ast.walk(node):
         match item:
             case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
-                found.add(name)
-    return found - {"__slots__", "__doc__"}
+                members.add(name)
+    return members - {"__slots__", "__doc__"}
 
 
 def repeated_class_names() -> int:
@@ -177,8 +177,8 @@ def long_test_names() -> int:
 
 def modules_of_a_call() -> int:
     """As docs/architecture.md says it; a test counts those that it draws."""
-    found = re.search(r"call and its reply pass (\d+) modules", (ROOT / "docs" / "architecture.md").read_text())
-    return int(found[1]) if found else 0
+    sentence = re.search(r"call and its reply pass (\d+) modules", (ROOT / "docs" / "architecture.md").read_text())
+    return int(sentence[1]) if sentence else 0
 
 
 FIGURES = (

@@ -48,14 +48,14 @@ def interpreter(name: str) -> Path:
     """The Python of a kernel; its environment is made first. Raises CalledProcessError where it cannot be."""
     folder = FOLDER / name
     python, stamp = folder / "bin" / "python", folder / ".requirements"
-    wanted = "\n".join((sys.version, *LIBRARY, *_packages(name)))
-    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+    requirements = "\n".join((sys.version, *LIBRARY, *_packages(name)))
+    if python.exists() and stamp.exists() and stamp.read_text() == requirements:
         return python
     print(f"making {folder.relative_to(ROOT)}", file=sys.stderr, flush=True)
     venv.create(folder, with_pip=False, clear=True)
     pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check")
     subprocess.run([*pip, *_packages(name), *LIBRARY], check=True, capture_output=True, text=True)
-    stamp.write_text(wanted)
+    stamp.write_text(requirements)
     return python
 
 

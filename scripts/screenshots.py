@@ -180,8 +180,8 @@ class Scene(NamedTuple):
 def pick(index: int, more: tuple[int, ...] = ()) -> Any:
     def do(shown: Any, output: Any) -> None:
         output.locator(f'[data-index="{index}"]').click()
-        for other in more:
-            output.locator(f'[data-index="{other}"]').click(modifiers=["Shift"])
+        for extra in more:
+            output.locator(f'[data-index="{extra}"]').click(modifiers=["Shift"])
         shown.mouse.move(0, 0)
         shown.wait_for_timeout(900)
 
@@ -258,8 +258,8 @@ def section(name: str) -> Any:
     def do(shown: Any, output: Any) -> None:
         shown.evaluate("() => window.jupyterapp.commands.execute('monarch-nb:open')")
         titles = shown.locator(".mnb-panel .jp-AccordionPanel-title")
-        for at in range(titles.count()):
-            title = titles.nth(at)
+        for index in range(titles.count()):
+            title = titles.nth(index)
             if (title.get_attribute("aria-expanded") == "true") != title.inner_text().startswith(name):
                 title.click()
         shown.wait_for_timeout(1200)
@@ -600,28 +600,28 @@ def published() -> set[str]:
     return shown & set(SCENES)
 
 
-def take_all(wanted: list[str], folder: Path) -> None:
+def take_all(scenes: list[str], folder: Path) -> None:
     """Takes scenes in one notebook, one after the other."""
-    with tempfile.TemporaryDirectory() as made:
-        notebook = write_notebook(Path(made) / "pictures.ipynb", [BEGIN])
+    with tempfile.TemporaryDirectory() as scratch:
+        notebook = write_notebook(Path(scratch) / "pictures.ipynb", [BEGIN])
         # Meshes that are left are those of these pictures, not of whoever takes them.
-        with lab(Path(made) / "lab", notebook, {"XDG_STATE_HOME": made}) as address, page(address) as shown:
+        with lab(Path(scratch) / "lab", notebook, {"XDG_STATE_HOME": scratch}) as address, page(address) as shown:
             shown.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
             run(shown, BEGIN)
             for name in SCENES:
-                if name in {"idle", *wanted}:  # "idle" makes the processes of others
-                    take(shown, SCENES[name], Path(made), name)
-                if name in wanted:
-                    publish(Path(made), name, folder)
+                if name in {"idle", *scenes}:  # "idle" makes the processes of others
+                    take(shown, SCENES[name], Path(scratch), name)
+                if name in scenes:
+                    publish(Path(scratch), name, folder)
             run(shown, END_LEFT)
 
 
-def publish(made: Path, name: str, folder: Path) -> None:
+def publish(source: Path, name: str, folder: Path) -> None:
     """Its two pictures with at most 256 colours: a third of the bytes, and nothing that anybody sees."""
     from PIL import Image
 
     for kind in ("light", "dark"):
-        picture = Image.open(made / f"{name}-{kind}.png").convert("RGB")
+        picture = Image.open(source / f"{name}-{kind}.png").convert("RGB")
         picture.quantize(256, dither=Image.Dither.NONE).save(folder / f"{name}-{kind}.png", optimize=True)
     print(f"{name}: {folder / name}-light.png, -dark.png")
 
@@ -633,12 +633,12 @@ def main() -> None:
     parser.add_argument("--pages", action="store_true", help="the pictures of README.md and docs/, into docs/images")
     options = parser.parse_args()
     folder = ROOT / "docs" / "images" if options.pages else options.folder
-    wanted = sorted(published()) if options.pages else options.scenes or list(SCENES)
-    if unknown := set(wanted) - set(SCENES):
+    scenes = sorted(published()) if options.pages else options.scenes or list(SCENES)
+    if unknown := set(scenes) - set(SCENES):
         parser.error(f"there is no scene {', '.join(sorted(unknown))}")
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    take_all(wanted, folder)
+    take_all(scenes, folder)
     print(f"{time.monotonic() - began:.0f} s")
 
 

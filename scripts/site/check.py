@@ -42,24 +42,24 @@ def read(path: Path) -> Page:
 
 def missing(folder: Path) -> list[str]:
     """Public names without a heading, or without a text below it."""
-    found = []
+    problems = []
     for module in modules():
         page = folder / page_of(module).removesuffix(".md") / "index.html"
         parts = re.split(r'<h2 id="([^"]+)"', page.read_text(encoding="utf-8"))
         texts = dict(zip(parts[1::2], parts[2::2], strict=True))
         for name in names(module):
-            here = not name.home or first_home()[name.home] != name
+            short = not name.home or first_home()[name.home] != name
             described = texts.get(name.anchor, "")
             if name in apart(module):
                 described = (folder / page_of_class(name).removesuffix(".md") / "index.html").read_text("utf-8")
-            if name.anchor not in texts or not (here or "doc-contents" in described):
-                found.append(f"{name.full} is not described")
-    return found
+            if name.anchor not in texts or not (short or "doc-contents" in described):
+                problems.append(f"{name.full} is not described")
+    return problems
 
 
 def dead(folder: Path) -> list[str]:
     """Links, pictures and anchors of its pages that are not there. 404.html is served from anywhere: it is left out."""
-    found = []
+    problems = []
     for path in sorted(folder.rglob("*.html")):
         if path.name == "404.html":
             continue
@@ -67,33 +67,33 @@ def dead(folder: Path) -> list[str]:
             parts = urlsplit(address)
             if parts.scheme or parts.netloc:
                 continue
-            there = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            there = there / "index.html" if there.is_dir() else there
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
             anchor = unquote(parts.fragment)
             shown = anchor in ("only-light", "only-dark", "__skip")
-            if not there.exists() or (anchor and not shown and anchor not in read(there).anchors):
-                found.append(f"{path.relative_to(folder)} leads to {address}, which is not there")
-    return found
+            if not target.exists() or (anchor and not shown and anchor not in read(target).anchors):
+                problems.append(f"{path.relative_to(folder)} leads to {address}, which is not there")
+    return problems
 
 
 def one_sided(folder: Path) -> list[str]:
     """Pictures that only one of the two colour schemes has."""
     names = {path.name for path in (folder / "images").glob("*.png")}
-    other = {"light": "dark", "dark": "light"}
+    opposite = {"light": "dark", "dark": "light"}
     return [
         f"images/{name} is there for one colour scheme only"
         for name in sorted(names)
-        if (side := re.fullmatch(r"(.+)-(light|dark)\.png", name)) and f"{side[1]}-{other[side[2]]}.png" not in names
+        if (side := re.fullmatch(r"(.+)-(light|dark)\.png", name)) and f"{side[1]}-{opposite[side[2]]}.png" not in names
     ]
 
 
 def main() -> int:
     site = Path(sys.argv[1])
     folder = site / versions.this()
-    gone = [*missing(folder), *dead(folder), *one_sided(folder), *versions.wrong(site)]
-    for what in gone:
-        print(what)
-    return 1 if gone else 0
+    problems = [*missing(folder), *dead(folder), *one_sided(folder), *versions.wrong(site)]
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    made = {
+    texts = {
         "index.md": (ROOT / "README.md").read_text(encoding="utf-8"),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
-        **{stories.page_of(story): stories.text(story) for story in stories.stories()},
+        **{stories.page_of(name): stories.text(name) for name in stories.stories()},
         **reference.pages(),
     }
-    for page, text in made.items():
+    for page, text in texts.items():
         files.append(File.generated(config, page, content=text))
     return files
 

@@ -44,40 +44,40 @@ def adapted(page: str, text: str) -> str:
     """The Markdown of a page as the site's tools take it."""
     folder = posixpath.dirname(file_of(page))
 
-    def link(found: re.Match[str]) -> str:
-        if not found[1]:
-            return found[0]
-        target = posixpath.normpath(posixpath.join(folder, found[2]))
-        there = page_at(target)
-        moved = f"{HOME}{target}" if there is None else posixpath.relpath(there, posixpath.dirname(page) or ".")
-        return f"{found[1]}{moved}{found[3] or ''}{found[4]}"
+    def link(match: re.Match[str]) -> str:
+        if not match[1]:
+            return match[0]
+        target = posixpath.normpath(posixpath.join(folder, match[2]))
+        path = page_at(target)
+        moved = f"{HOME}{target}" if path is None else posixpath.relpath(path, posixpath.dirname(page) or ".")
+        return f"{match[1]}{moved}{match[3] or ''}{match[4]}"
 
-    def picture(found: re.Match[str]) -> str:
-        return f"![{found['alt']}]({found['light']}#only-light)![{found['alt']}]({found['dark']}#only-dark)"
+    def picture(match: re.Match[str]) -> str:
+        return f"![{match['alt']}]({match['light']}#only-light)![{match['alt']}]({match['dark']}#only-dark)"
 
-    text = _FENCE.sub(lambda found: "```python" if found[1].startswith("python") else "```text", text)
+    text = _FENCE.sub(lambda match: "```python" if match[1].startswith("python") else "```text", text)
     return outside_code(_PICTURE.sub(picture, text), lambda part: _LINK.sub(link, part))
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
     """A page with what stands outside of fenced blocks changed."""
-    parts, at = [], 0
+    parts, position = [], 0
     for fenced in _FENCED.finditer(text):
-        parts += [change(text[at : fenced.start()]), fenced[0]]
-        at = fenced.end()
-    return "".join([*parts, change(text[at:])])
+        parts += [change(text[position : fenced.start()]), fenced[0]]
+        position = fenced.end()
+    return "".join([*parts, change(text[position:])])
 
 
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as the site and GitHub make them."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     names = set()
     for heading in _HEADING.finditer(_FENCED.sub("", text)):
         if heading["id"]:
             names.add(heading["id"])
             continue
         slug = slug_of(heading[1])
-        number = found[slug] = found.get(slug, -1) + 1
+        number = counts[slug] = counts.get(slug, -1) + 1
         names.add(f"{slug}_{number}" if number else slug)
     return names
 
@@ -92,5 +92,5 @@ def slug_of(heading: str) -> str:
 def links(text: str) -> list[tuple[str, str]]:
     """The pages, or files, that a page leads to, each with the anchor there, "" for none."""
     plain = _FENCED.sub("", text)
-    found = [(each[2], (each[3] or "").removeprefix("#")) for each in _LINK.finditer(plain) if each[1]]
-    return found + [("", each[1]) for each in re.finditer(r"\]\(#([^)\s]+)\)", plain)]
+    targets = [(match[2], (match[3] or "").removeprefix("#")) for match in _LINK.finditer(plain) if match[1]]
+    return targets + [("", match[1]) for match in re.finditer(r"\]\(#([^)\s]+)\)", plain)]

@@ -71,20 +71,20 @@ def module_path(module: str) -> str:
 
 def names(module: str) -> list[Name]:
     """Its public names, classes first."""
-    found = [Name(module, name) for name in module_of(module).__all__]
+    entries = [Name(module, name) for name in module_of(module).__all__]
     order = {"class": 0, "function": 1, "exception": 2, "value": 3}
-    return sorted(found, key=lambda each: (order[each.kind], each.name))
+    return sorted(entries, key=lambda entry: (order[entry.kind], entry.name))
 
 
 @cache
 def first_home() -> dict[str, Name]:
     """By what is named, the name under which the site describes it: that of the module that is not `monarch` itself."""
-    found: dict[str, Name] = {}
+    homes: dict[str, Name] = {}
     for module in [*modules()[1:], ""]:
         for name in names(module):
             if name.home:
-                found.setdefault(name.home, name)
-    return found
+                homes.setdefault(name.home, name)
+    return homes
 
 
 @cache

@@ -27,7 +27,7 @@ def nav() -> list[Entry]:
                 {"Coming from ipyparallel": "coming-from-ipyparallel.md"},
             ]
         },
-        {"Stories": [{stories.title(story): stories.page_of(story)} for story in stories.stories()]},
+        {"Stories": [{stories.title(name): stories.page_of(name)} for name in stories.stories()]},
         {"Manual": ["manual/README.md", *chapters(), {"Configuration": "configuration.md"}]},
         {"Frameworks": [*frameworks()]},
         {"Guides": [*guides()]},
@@ -68,8 +68,8 @@ def decisions() -> list[Entry]:
 
 def _listed(folder: str) -> list[Entry]:
     contents = (ROOT / "docs" / folder / "README.md").read_text(encoding="utf-8")
-    found = re.findall(r"^\d+\. \[([^\]]+)\]\(([\w-]+\.md)\)", contents, re.MULTILINE)
-    return [{title: f"{folder}/{file}"} for title, file in found]
+    entries = re.findall(r"^\d+\. \[([^\]]+)\]\(([\w-]+\.md)\)", contents, re.MULTILINE)
+    return [{title: f"{folder}/{file}"} for title, file in entries]
 
 
 def guides() -> list[Entry]:
@@ -83,20 +83,20 @@ def frameworks() -> list[Entry]:
 
 
 def _titled(folder: str) -> list[Entry]:
-    found = []
+    entries = []
     for path in sorted((ROOT / "docs" / folder).glob("*.md")):
         title = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        found.append({title[1] if title else path.stem: f"{folder}/{path.name}"})
-    return found
+        entries.append({title[1] if title else path.stem: f"{folder}/{path.name}"})
+    return entries
 
 
 def pages(entries: list[Any]) -> list[str]:
     """The files in (a part of) the order."""
-    found = []
+    files = []
     for entry in entries:
         if isinstance(entry, str):
-            found.append(entry)
+            files.append(entry)
             continue
-        for below in entry.values():
-            found += [below] if isinstance(below, str) else pages(below)
-    return found
+        for children in entry.values():
+            files += [children] if isinstance(children, str) else pages(children)
+    return files

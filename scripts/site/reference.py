@@ -65,12 +65,12 @@ def _entry(name: Name) -> str:
         lines.append(_value(name))
         lines += _example(name, "")
     elif described is not None and described != name:
-        there = PurePosixPath(page_of(described.module)).name
-        lines.append(f"The same as [`{described.full}`]({there}#{described.anchor}).")
+        page = PurePosixPath(page_of(described.module)).name
+        lines.append(f"The same as [`{described.full}`]({page}#{described.anchor}).")
     elif name in apart(name.module):
-        there = PurePosixPath(page_of_class(name)).relative_to("reference")
+        page = PurePosixPath(page_of_class(name)).relative_to("reference")
         lines.append((inspect.getdoc(name.value) or "").partition("\n\n")[0])
-        lines.append(f"[Members and example]({there})")
+        lines.append(f"[Members and example]({page})")
     else:
         lines += _described(name, "")
     return "\n\n".join(lines)
@@ -83,19 +83,19 @@ def _described(name: Name, up: str) -> list[str]:
         shown, elsewhere = _inherited(name.value)
         lines[0] += f"\n    options:\n      inherited_members: {shown or 'false'}"
         for base, members in elsewhere.items():
-            there = f"{up}{PurePosixPath(page_of(base.module)).name}#{base.anchor}"
-            lines.append(f"Inherited from [`{base.full}`]({there}): {', '.join(f'`{member}`' for member in members)}.")
+            link = f"{up}{PurePosixPath(page_of(base.module)).name}#{base.anchor}"
+            lines.append(f"Inherited from [`{base.full}`]({link}): {', '.join(f'`{member}`' for member in members)}.")
     return lines + _example(name, up)
 
 
 def _inherited(kind: type) -> tuple[list[str], dict[Name, list[str]]]:
     """The public members that a class has from private classes of ours, and those from each public one."""
-    known, shown, elsewhere = set(vars(kind)), list[str](), dict[Name, list[str]]()
+    names, shown, elsewhere = set(vars(kind)), list[str](), dict[Name, list[str]]()
     for base in kind.__mro__[1:]:
         if not base.__module__.startswith("monarch_nb"):
             continue
-        members = [name for name in vars(base) if not name.startswith("_") and name not in known]
-        known.update(members)
+        members = [name for name in vars(base) if not name.startswith("_") and name not in names]
+        names.update(members)
         described = first_home().get(f"{base.__module__}.{base.__qualname__}")
         if described is None:
             shown += members

@@ -15,53 +15,53 @@ ORDER = (
 )
 
 
-def page_of(story: str) -> str:
+def page_of(name: str) -> str:
     """The file of a notebook's page, within docs/."""
-    return f"stories/{story}.md"
+    return f"stories/{name}.md"
 
 
 def stories() -> list[str]:
     """The notebooks, in the order of the site; new ones at the end."""
-    found = [path.stem for path in sorted((ROOT / "examples").glob("*.ipynb"))]
-    return [*(story for story in ORDER if story in found), *(story for story in found if story not in ORDER)]
+    names = [path.stem for path in sorted((ROOT / "examples").glob("*.ipynb"))]
+    return [*(name for name in ORDER if name in names), *(name for name in names if name not in ORDER)]
 
 
-def title(story: str) -> str:
+def title(name: str) -> str:
     """The first heading of a notebook."""
-    found = re.search(r"^# (.+)$", text(story), re.MULTILINE)
-    return found[1] if found else story
+    heading = re.search(r"^# (.+)$", text(name), re.MULTILINE)
+    return heading[1] if heading else name
 
 
-def text(story: str) -> str:
+def text(name: str) -> str:
     """A notebook as a page, with a mark for each picture: Markdown would change what is within one."""
     parts = []
-    for cell in _cells(story):
+    for cell in _cells(name):
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source.rstrip()}\n```")
-        for at, output in enumerate(cell.get("outputs", ())):
+        for i, output in enumerate(cell.get("outputs", ())):
             words = _words(output)
             fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", words) or [""]))
-            parts.append(_mark(cell["id"], at) if _picture(output) else f"{fence}text\n{words}\n{fence}" * bool(words))
+            parts.append(_mark(cell["id"], i) if _picture(output) else f"{fence}text\n{words}\n{fence}" * bool(words))
     return "\n\n".join(part for part in parts if part.strip()) + "\n"
 
 
-def with_pictures(story: str, page: str) -> str:
+def with_pictures(name: str, page: str) -> str:
     """The HTML of a page with its pictures where their marks are."""
-    for cell in _cells(story):
-        for at, output in enumerate(cell.get("outputs", ())):
+    for cell in _cells(name):
+        for number, output in enumerate(cell.get("outputs", ())):
             if picture := _picture(output):
                 shown = f'<div class="notebook-output">{picture}</div>'
-                page = page.replace(_mark(cell["id"], at), shown)
+                page = page.replace(_mark(cell["id"], number), shown)
     return page
 
 
-def _cells(story: str) -> Iterator[dict[str, Any]]:
-    notebook = json.loads((ROOT / "examples" / f"{story}.ipynb").read_text(encoding="utf-8"))
+def _cells(name: str) -> Iterator[dict[str, Any]]:
+    notebook = json.loads((ROOT / "examples" / f"{name}.ipynb").read_text(encoding="utf-8"))
     yield from notebook["cells"]
 
 
-def _mark(cell: str, at: int) -> str:
-    return f'<div id="output-{cell}-{at}"></div>'
+def _mark(cell: str, number: int) -> str:
+    return f'<div id="output-{cell}-{number}"></div>'
 
 
 def _picture(output: dict[str, Any]) -> str:
@@ -79,7 +79,7 @@ def _picture(output: dict[str, Any]) -> str:
 def _words(output: dict[str, Any]) -> str:
     """What an output says, without colours."""
     if output["output_type"] == "error":
-        said = "\n".join(output["traceback"])
+        text = "\n".join(output["traceback"])
     else:
-        said = "".join(output["text"] if output["output_type"] == "stream" else output["data"].get("text/plain", ""))
-    return _COLOURS.sub("", said).strip("\n")
+        text = "".join(output["text"] if output["output_type"] == "stream" else output["data"].get("text/plain", ""))
+    return _COLOURS.sub("", text).strip("\n")

@@ -43,15 +43,15 @@ def wrong(folder: Path) -> list[str]:
     """What is not as the switch needs it."""
     if not (folder / "versions.json").exists():
         return ["there is no versions.json"]
-    there = built(folder)
+    versions = built(folder)
     listed = [entry["version"] for entry in json.loads((folder / "versions.json").read_text(encoding="utf-8"))]
     leads = _LEADS.findall((folder / "index.html").read_text(encoding="utf-8"))
-    found = []
-    if listed != there:
-        found.append(f"versions.json lists {', '.join(listed)}, and there are {', '.join(there)}")
-    if leads != there[:1]:
-        found.append(f"index.html leads to {', '.join(leads) or 'no version'}")
-    return found
+    problems = []
+    if listed != versions:
+        problems.append(f"versions.json lists {', '.join(listed)}, and there are {', '.join(versions)}")
+    if leads != versions[:1]:
+        problems.append(f"index.html leads to {', '.join(leads) or 'no version'}")
+    return problems
 
 
 if __name__ == "__main__":

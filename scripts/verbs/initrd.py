@@ -11,7 +11,7 @@ MODULES = ("virtio_pci", "virtio_net", "virtio_rng", "9pnet_virtio", "9p", "over
 VERBS = ("rdma_rxe", "ib_uverbs", "rdma_ucm")
 
 
-def order(modules: Path, wanted: tuple[str, ...]) -> list[Path]:
+def order(modules: Path, names: tuple[str, ...]) -> list[Path]:
     """The files of modules and of those that they need, in the order in which they are to be loaded."""
     index = modules / "modules.dep"
     if not index.exists():  # a package that was unpacked, and not installed
@@ -19,20 +19,20 @@ def order(modules: Path, wanted: tuple[str, ...]) -> list[Path]:
     needs = dict(line.split(":", 1) for line in index.read_text().splitlines())
     paths = {Path(path).name.split(".")[0].replace("-", "_"): path for path in needs}
     builtin = {Path(path).stem.replace("-", "_") for path in (modules / "modules.builtin").read_text().split()}
-    found: list[str] = []
+    result: list[str] = []
 
     def take(path: str) -> None:
         for need in needs[path].split():
             take(need)
-        if path not in found:
-            found.append(path)
+        if path not in result:
+            result.append(path)
 
-    for name in wanted:
+    for name in names:
         if name in paths:
             take(paths[name])
         elif name not in builtin:
             raise SystemExit(f"Linux {modules.name} has no module {name}")
-    return [modules / path for path in found]
+    return [modules / path for path in result]
 
 
 def plain(path: Path) -> bytes:

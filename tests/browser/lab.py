@@ -80,9 +80,9 @@ def write_notebook(path: Path, cells: list[str]) -> Path:
     import nbformat
 
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    made = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
-    made.cells = [nbformat.v4.new_code_cell(cell.strip()) for cell in cells]
-    path.write_text(nbformat.writes(made))
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+    notebook.cells = [nbformat.v4.new_code_cell(cell.strip()) for cell in cells]
+    path.write_text(nbformat.writes(notebook))
     return path
 
 
@@ -123,8 +123,8 @@ class Served(NamedTuple):
             self._ask("DELETE", f"api/sessions/{session['id']}")
 
     def _ask(self, method: str, path: str) -> bytes:
-        asked = urllib.request.Request(self.url + path, method=method, headers={"Authorization": f"token {self.token}"})
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        call = urllib.request.Request(self.url + path, method=method, headers={"Authorization": f"token {self.token}"})
+        with urllib.request.urlopen(call, timeout=30) as answer:
             return bytes(answer.read())
 
 
@@ -132,8 +132,8 @@ def _kernel(folder: Path, python: str, env: dict[str, str]) -> None:
     """Has notebooks run in this Python."""
     folder.mkdir(parents=True)
     argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    told = {"argv": argv, "display_name": "Python 3", "language": "python", "env": env}
-    (folder / "kernel.json").write_text(json.dumps(told))
+    spec = {"argv": argv, "display_name": "Python 3", "language": "python", "env": env}
+    (folder / "kernel.json").write_text(json.dumps(spec))
 
 
 @contextlib.contextmanager
@@ -210,11 +210,11 @@ def _share(folder: Path) -> None:
 def _address(server: subprocess.Popen[bytes], runtime: Path, seconds: float = 120) -> str:
     """The server picks a free port and writes down which."""
     deadline = time.monotonic() + seconds
-    told = runtime / f"jpserver-{server.pid}.json"
+    file = runtime / f"jpserver-{server.pid}.json"
     while time.monotonic() < deadline:
         assert server.poll() is None, (runtime.parent / "server.log").read_text()
         with contextlib.suppress(OSError, ValueError):
-            return str(json.loads(told.read_text())["url"])
+            return str(json.loads(file.read_text())["url"])
         time.sleep(0.1)
     raise AssertionError("JupyterLab did not come up:\n" + (runtime.parent / "server.log").read_text())
 
@@ -310,7 +310,7 @@ class Desk:
 
 
 class Lab:
-    """The page, and what a person does with it."""
+    """The page, and the actions of a person in it."""
 
     def __init__(self, shown: Any) -> None:
         self.shown = shown
@@ -330,8 +330,8 @@ class Lab:
         self.idle()
         return output
 
-    def said(self, output: Any, pattern: str) -> str:
-        """The text of an output once this is in it: a page draws what a cell has printed a little later."""
+    def read(self, output: Any, pattern: str) -> str:
+        """The text of an output once the pattern is in it: a page draws what a cell prints a little later."""
         output.filter(has_text=re.compile(pattern)).wait_for(timeout=40_000)
         return str(output.inner_text())
 
@@ -346,9 +346,9 @@ class Lab:
 
     def cell(self, output: Any, index: int, state: str) -> Any:
         """A rank of the grid, once it is in a state."""
-        found = output.locator(f'.mnb-cell[data-index="{index}"][data-state="{state}"]')
-        found.wait_for(timeout=20_000)
-        return found
+        cell = output.locator(f'.mnb-cell[data-index="{index}"][data-state="{state}"]')
+        cell.wait_for(timeout=20_000)
+        return cell
 
 
 def run_cell(shown: Any, code: str) -> Any:
@@ -381,12 +381,12 @@ def theme(shown: Any, name: str) -> None:
     shown.wait_for_selector("#jupyterlab-splash", state="detached", timeout=10_000)
 
 
-def whole(shown: Any, picture: Path) -> None:
+def capture(shown: Any, picture: Path) -> None:
     """A picture of all of a notebook, for which the window is as tall as it needs to be for a moment."""
     before = shown.viewport_size
     shown.set_viewport_size({**before, "height": 12_000})
     shown.evaluate(TOP)
-    first, last = (getattr(shown.locator(".jp-Notebook .jp-Cell"), which) for which in ("first", "last"))
+    first, last = (getattr(shown.locator(".jp-Notebook .jp-Cell"), part) for part in ("first", "last"))
     shown.wait_for_function(STEADY, timeout=15_000)
     top, end = first.bounding_box(), last.bounding_box()
     clip = {"x": top["x"], "y": top["y"], "width": top["width"], "height": end["y"] + end["height"] - top["y"] + 10}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.lab import SCREENSHOTS, Desk, Lab, opened, panel_built, serve, theme, whole, write_notebook
+from tests.browser.lab import SCREENSHOTS, Desk, Lab, capture, opened, panel_built, serve, theme, write_notebook
 from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, in_cell
 
@@ -19,8 +19,8 @@ THEMES = ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"
 def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Panel]:
     """Four actors on four processes, in a JupyterLab with the panel."""
     panel_built()
-    made = write_notebook(tmp_path_factory.mktemp("acting") / "acting.ipynb", ["x = 1"])
-    with desk.open(made) as shown:
+    path = write_notebook(tmp_path_factory.mktemp("acting") / "acting.ipynb", ["x = 1"])
+    with desk.open(path) as shown:
         yield begun(Lab(shown))
 
 
@@ -28,8 +28,8 @@ def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pane
 def alone(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """The same in a JupyterLab without the panel, with widgets alone."""
     folder = tmp_path_factory.mktemp("alone")
-    made = write_notebook(folder / "alone.ipynb", ["x = 1"])
-    with serve(folder / "lab", {}, panel=False) as served, opened(desk.by, served.add(made)) as shown:
+    path = write_notebook(folder / "alone.ipynb", ["x = 1"])
+    with serve(folder / "lab", {}, panel=False) as served, opened(desk.by, served.add(path)) as shown:
         yield begun(Lab(shown)).lab
 
 
@@ -119,9 +119,9 @@ def test_axe_finds_no_violations_in_displays_and_their_menus(panel: Panel, name:
 
 def row(display: Any, name: str, state: str = "") -> Any:
     kind = f'.mnb-outline-row[data-state="{state}"]' if state else ".mnb-outline-row"
-    found = display.locator(f'{kind}:has(.mnb-outline-name:text-is("{name}"))').first
-    found.wait_for(timeout=20_000)
-    return found
+    row = display.locator(f'{kind}:has(.mnb-outline-name:text-is("{name}"))').first
+    row.wait_for(timeout=20_000)
+    return row
 
 
 def test_the_panel_in_a_cell_acts_without_anything_of_jupyterlab(alone: Lab) -> None:
@@ -139,7 +139,7 @@ def test_the_panel_in_a_cell_acts_without_anything_of_jupyterlab(alone: Lab) -> 
     row(display, "gpus=3", "idle")
     assert display.locator(".mnb-acted code").inner_text() == "%heal workers gpus=3"
     assert display.get_by_role("button", name="Insert code").count() == 0
-    whole(alone.shown, SCREENSHOTS / "cellpanel-light.png")
+    capture(alone.shown, SCREENSHOTS / "cellpanel-light.png")
     assert alone.errors == []
 
 
@@ -197,7 +197,7 @@ def test_axe_finds_no_violations_in_the_panel_of_a_cell(alone: Lab, name: str) -
     row(display, "trainers").click()
     shown.evaluate("() => document.querySelectorAll('.mnb-fold:not([open])').forEach(fold => (fold.open = true))")
     display.locator(".mnb-section-left", has_text="no mesh was left").wait_for(timeout=10_000)
-    whole(shown, SCREENSHOTS / f"cellpanel-{THEMES.index(name)}.png")
+    capture(shown, SCREENSHOTS / f"cellpanel-{THEMES.index(name)}.png")
     shown.evaluate(AXE.read_text())
     assert shown.evaluate(CHECK, [[".jp-Cell.jp-mod-active .mnb-cellpanel"], RULES]) == []
     display.get_by_role("button", name="Spawn…").click()

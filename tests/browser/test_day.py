@@ -43,11 +43,11 @@ def job(desk: Desk, tmp_path: Path) -> Iterator[None]:
     needs("sshd", "ssh-keygen", package="openssh-server openssh-client")
     pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")
     server = SSHServer(tmp_path)
-    described = desk.served.root / "monarch.toml"
-    told = {"name": server.name, "identity": server.identity, "known_hosts": server.known_hosts, "python": PYTHON}
-    described.write_text(JOB.format(**told))
+    file = desk.served.root / "monarch.toml"
+    values = {"name": server.name, "identity": server.identity, "known_hosts": server.known_hosts, "python": PYTHON}
+    file.write_text(JOB.format(**values))
     yield
-    described.unlink()
+    file.unlink()
     job_load(str(desk.served.root / ".monarch" / "jobs" / "lab.json")).kill()
     server.close()
 
@@ -93,9 +93,9 @@ class Mouse:
     def run(self) -> None:
         self.shown.locator('.jp-NotebookPanel-toolbar [data-jp-item-name="run"]').get_by_role("button").click()
 
-    def send(self, place: str) -> None:
+    def send(self, target: str) -> None:
         """Has the active cell run somewhere."""
-        self.cell().locator(".mnb-on-cell select").select_option(place)
+        self.cell().locator(".mnb-on-cell select").select_option(target)
 
     def unfold(self, row: str) -> None:
         self.panel.row(row).dblclick()
@@ -162,11 +162,11 @@ class Keys(Mouse):
     def run(self) -> None:
         self.keys.press("Control+Enter")
 
-    def send(self, place: str) -> None:
+    def send(self, target: str) -> None:
         self._command("Choose Where the Active Cell Runs…")
         self.shown.locator(".jp-Dialog input:focus").wait_for(timeout=10_000)
         self.keys.press("Control+A")
-        self.keys.type(place)
+        self.keys.type(target)
         self.keys.press("Enter")
 
     def unfold(self, row: str) -> None:
@@ -209,16 +209,16 @@ class Keys(Mouse):
         self.keys.press("Control+Shift+C")
         self.shown.locator(".lm-CommandPalette-input:focus").wait_for(timeout=10_000)
         self.keys.type(name)
-        found = self.shown.locator(".lm-CommandPalette-item.lm-mod-active .lm-CommandPalette-itemLabel")
-        found.filter(has_text=name).wait_for(timeout=10_000)
+        label = self.shown.locator(".lm-CommandPalette-item.lm-mod-active .lm-CommandPalette-itemLabel")
+        label.filter(has_text=name).wait_for(timeout=10_000)
         self.keys.press("Enter")
 
-    def _tab(self, wanted: str) -> None:
+    def _tab(self, selector: str) -> None:
         for _ in range(12):
-            if self.shown.locator(f"{wanted}:focus").count():
+            if self.shown.locator(f"{selector}:focus").count():
                 return
             self.keys.press("Tab")
-        raise AssertionError(f"Tab does not lead to {wanted}")
+        raise AssertionError(f"Tab does not lead to {selector}")
 
 
 @pytest.mark.parametrize("hands", [Mouse, Keys])
@@ -239,8 +239,8 @@ def day(person: Mouse) -> None:
     shown, panel = person.shown, person.panel
     stations = iter(range(1, 100))
 
-    def seen(what: str) -> None:
-        shown.screenshot(path=SCREENSHOTS / f"day-{type(person).__name__.lower()}-{next(stations)}-{what}.png")
+    def picture(name: str) -> None:
+        shown.screenshot(path=SCREENSHOTS / f"day-{type(person).__name__.lower()}-{next(stations)}-{name}.png")
 
     def outcome(text: str) -> None:
         panel.node.locator(".mnb-panel-outcome", has_text=text).wait_for(timeout=30_000)
@@ -250,7 +250,7 @@ def day(person: Mouse) -> None:
     form.wait_for(timeout=60_000)
     person.describe("lab", "hosts=2 gpus=1")
     assert form.locator("pre").inner_text() == "%mesh workers hosts=2 gpus=1 --job lab"
-    seen("spawn")
+    picture("spawn")
     person.agree("Spawn")
     panel.summary("1 mesh · 2/2 ranks")
 
@@ -259,10 +259,10 @@ def day(person: Mouse) -> None:
     panel.row("trainers")
     output = person.type("f'rank {rank}'")
     person.send("workers")
-    seen("cell")
+    picture("cell")
     person.run()
     output.locator(".jp-OutputArea-output", has_text=re.compile("rank 0(.|\n)*rank 1")).wait_for(timeout=20_000)
-    seen("ranks")
+    picture("ranks")
 
     person.unfold(panel.node.locator(".mnb-outline-name").last.inner_text())
     rank = "hosts=1 gpus=0"
@@ -270,7 +270,7 @@ def day(person: Mouse) -> None:
     person.agree("Kill")
     panel.row(rank, "failed")
     outcome("killed 1 proc of workers")
-    seen("killed")
+    picture("killed")
     person.act(rank, "Heal", "h")
     outcome("healed 1 proc of workers")
     panel.row(rank, "idle")
@@ -283,19 +283,19 @@ def day(person: Mouse) -> None:
     timeline.locator(".b", has_text="step").first.wait_for(timeout=20_000)
     person.choose_call(rank, timeline)
     timeline.locator(".mnb-message", has_text="trainers.step").wait_for(timeout=10_000)
-    seen("timeline")
+    picture("timeline")
 
     person.act("trainers", "Break…", "b")
     shown.locator(".jp-Dialog input:focus").wait_for(timeout=10_000)
     person.keys.press("End")
     person.keys.type("step")
-    seen("break")
+    picture("break")
     person.agree("Ok")
     outcome("at Trainer.step on trainers")
     output = person.type("import monarch.debug\nfuture = trainers.step.call(0.1)\nmonarch.debug.wait(2)\nfuture.get()")
     person.run()
     panel.node.get_by_text("Debugger · 2 stopped").wait_for(timeout=20_000)
-    seen("stopped")
+    picture("stopped")
     person.resume(output)
     output.locator(".jp-OutputArea-output", has_text="ValueMesh").wait_for(timeout=20_000)
     output.locator(".jp-Stdin-input").wait_for(state="detached", timeout=10_000)  # with it the keys go to its cell
@@ -304,7 +304,7 @@ def day(person: Mouse) -> None:
     output = person.type("%metrics trainers")
     person.run()
     output.locator('.mnb-chart[aria-label*="loss: step 19"]').wait_for(timeout=20_000)
-    seen("metrics")
+    picture("metrics")
 
     shown.evaluate(ELSEWHERE)
     person.type("import time\n%notify 500ms")
@@ -317,11 +317,11 @@ def day(person: Mouse) -> None:
     shown.locator(".mnb-status-item", has_text=re.compile(r"In\[\d+\] ended after \d")).wait_for(timeout=20_000)
     ((title, _),) = shown.evaluate("window.mnbShown")
     assert "ended after" in title
-    seen("ended")
+    picture("ended")
 
     person.act("workers", "Stop", "s")
     person.agree("Stop")
     outcome("stopped 2 procs of workers")
     panel.summary("no meshes")
-    seen("end")
+    picture("end")
     assert panel.lab.errors == []

@@ -51,8 +51,8 @@ MOST_ROOM = """() => {
 
 @pytest.fixture(scope="module")
 def notebook(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    made = write_notebook(tmp_path_factory.mktemp("debugger") / "debugger.ipynb", [BEGIN])
-    with desk.open(made) as shown:
+    path = write_notebook(tmp_path_factory.mktemp("debugger") / "debugger.ipynb", [BEGIN])
+    with desk.open(path) as shown:
         opened = Lab(shown)
         opened.run("import os\nos.environ['MONARCH_NB_PRELOAD'] = ''  # nothing here needs torch")
         opened.run(BEGIN)
@@ -109,7 +109,7 @@ def test_without_a_prompt_the_list_of_stopped_ranks_has_buttons(notebook: Lab) -
     view.locator(".mnb-group", has_text="trainers gpus=1").wait_for(timeout=20_000)
     view.get_by_role("button", name="Continue").click()
     view.get_by_text("nothing is stopped").wait_for(timeout=10_000)
-    assert notebook.said(notebook.run("future.get()"), r"\d\s*$").split()[-1] == "2"
+    assert notebook.read(notebook.run("future.get()"), r"\d\s*$").split()[-1] == "2"
     assert notebook.errors == []
 
 
@@ -128,20 +128,20 @@ def test_the_panel_groups_four_ranks_at_two_lines_and_continues_them(
     view = panel.locator(".mnb-debug")
     three = view.locator(".mnb-group", has_text="3 of 4").filter(has_text="trainers gpus=0-1,3")
     three.wait_for(timeout=20_000)
-    one = view.locator(".mnb-group", has_text="1 of 4").filter(has_text="trainers gpus=2")
+    single = view.locator(".mnb-group", has_text="1 of 4").filter(has_text="trainers gpus=2")
     view.locator(".mnb-group", has_text="all 4").wait_for(timeout=10_000)
-    one.wait_for(timeout=10_000)
+    single.wait_for(timeout=10_000)
     assert view.locator(".mnb-group").count() == 3
     assert "step" not in three.inner_text()
     assert "check" in three.inner_text()
-    assert "check" in one.inner_text()
+    assert "check" in single.inner_text()
     assert "[*]" in notebook.prompt().inner_text(), "all of that while the cell waits"
 
     view.get_by_role("button", name="Continue").click()  # those that are most; the odd one stays
     three.wait_for(state="detached", timeout=10_000)
     panel.get_by_text("Debugger · 1 stopped").wait_for(timeout=10_000)
     output.locator(".jp-Stdin-input").last.wait_for(timeout=10_000)  # that of before may still be there
-    one.click()
+    single.click()
     view.get_by_role("button", name="Continue").click()
     notebook.idle()
     output.get_by_text("ValueMesh").wait_for(timeout=10_000)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.lab import SCREENSHOTS, Desk, Lab, opened, panel_built, theme, whole, write_notebook
+from tests.browser.lab import SCREENSHOTS, Desk, Lab, capture, opened, panel_built, theme, write_notebook
 from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, unfold
 
@@ -120,10 +120,10 @@ class Everything:
         lab = self.panel.lab
         lab.run(MESH)
         lab.run(TRAINERS)
-        for code, wanted in DISPLAYS.items():
+        for code, selector in DISPLAYS.items():
             output = lab.start(code)
             lab.idle()
-            output.locator(wanted).first.wait_for(timeout=60_000)
+            output.locator(selector).first.wait_for(timeout=60_000)
 
     def resize(self, size: str) -> None:
         width, height = SIZES[size]
@@ -137,12 +137,12 @@ class Everything:
 
     def check(self, parts: list[str], without: tuple[str, ...] = ()) -> list[str]:
         self.shown.evaluate(AXE.read_text())
-        found: list[str] = self.shown.evaluate(CHECK, [parts, RULES, list(without)])
-        return found
+        violations: list[str] = self.shown.evaluate(CHECK, [parts, RULES, list(without)])
+        return violations
 
     def beyond(self, selectors: str) -> list[str]:
-        found: list[str] = self.shown.evaluate(BEYOND, selectors)
-        return found
+        nodes: list[str] = self.shown.evaluate(BEYOND, selectors)
+        return nodes
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +150,8 @@ def everything(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     panel_built()
     if not AXE.exists():
         pytest.skip("SKIPPED test with axe-core: labextension/node_modules is not there; `make setup` installs it")
-    made = write_notebook(tmp_path_factory.mktemp("displays") / "displays.ipynb", ["x = 1"])
-    with opened(desk.by, desk.served.add(made)) as shown:
+    path = write_notebook(tmp_path_factory.mktemp("displays") / "displays.ipynb", ["x = 1"])
+    with opened(desk.by, desk.served.add(path)) as shown:
         every = Everything(shown)
         try:
             every.run()
@@ -164,7 +164,7 @@ def everything(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize("name", THEMES)
 def test_axe_finds_no_violations_in_any_display_of_a_cell(everything: Everything, name: str) -> None:
     theme(everything.shown, name)
-    whole(everything.shown, SCREENSHOTS / f"every-{THEMES.index(name)}.png")
+    capture(everything.shown, SCREENSHOTS / f"every-{THEMES.index(name)}.png")
     assert everything.check(OURS) == []
     everything.back()
 
@@ -176,7 +176,7 @@ def test_displays_of_cells_end_at_the_edge_of_a_small_page(everything: Everythin
     everything.resize(size)
     for name in THEMES:
         theme(everything.shown, name)
-        whole(everything.shown, SCREENSHOTS / f"every-{size}-{THEMES.index(name)}.png")
+        capture(everything.shown, SCREENSHOTS / f"every-{size}-{THEMES.index(name)}.png")
     assert everything.beyond(", ".join(OURS)) == []
     everything.back()
 

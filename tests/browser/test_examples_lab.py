@@ -6,7 +6,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.browser.lab import SCREENSHOTS, Desk, menu, theme, whole
+from tests.browser.lab import SCREENSHOTS, Desk, capture, menu, theme
 from tests.effort import EFFORT
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -43,8 +43,8 @@ def test_run_all_goes_from_top_to_bottom(desk: Desk, name: str) -> None:
         shown.evaluate("() => window.jupyterapp.commands.execute('editmenu:clear-all')")
         shown.wait_for_function("() => !document.querySelector('.jp-OutputArea-output')", timeout=10_000)
         menu(shown, "Run", "Run All Cells")
-        found = shown.wait_for_function(DONE, timeout=60_000 * MINUTES.get(name, 3)).json_value()
-        assert found == [f"[{at}]:" for at in range(1, len(cells) + 1)]
+        prompts = shown.wait_for_function(DONE, timeout=60_000 * MINUTES.get(name, 3)).json_value()
+        assert prompts == [f"[{number}]:" for number in range(1, len(cells) + 1)]
         saved = nbformat.read(desk.saved(shown, path), as_version=4)
         raised = [
             cell.id
@@ -60,5 +60,5 @@ def pictures(shown: Any, name: str) -> None:
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     for scheme in ("Light", "Dark"):
         theme(shown, f"JupyterLab {scheme}")
-        whole(shown, SCREENSHOTS / f"example-{name}-{scheme.lower()}.png")
+        capture(shown, SCREENSHOTS / f"example-{name}-{scheme.lower()}.png")
     theme(shown, "JupyterLab Light")

@@ -58,8 +58,8 @@ RECORD = """() => {
 def notebook(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     panel_built()
     folder = tmp_path_factory.mktemp("lab_debugger")
-    made = write_notebook(folder / "lab_debugger.ipynb", ["# on two hosts"])
-    with bridged_hosts(folder, 2) as (key, endpoints), desk.open(made) as shown:
+    path = write_notebook(folder / "lab_debugger.ipynb", ["# on two hosts"])
+    with bridged_hosts(folder, 2) as (key, endpoints), desk.open(path) as shown:
         shown.set_viewport_size({"width": 1600, "height": 1000})
         opened = Lab(shown)
         shown.evaluate(RECORD)
@@ -127,10 +127,10 @@ def test_a_gutter_breakpoint_stops_actors_until_the_bug_button_is_off(
     log.press("Enter")
     command(notebook, "continue")
     notebook.idle()
-    assert "[20.0, 21.0, 22.0, 23.0, 24.0, 25.0, 27.0, 200]" in notebook.said(output, "200"), "it was set on one rank"
+    assert "[20.0, 21.0, 22.0, 23.0, 24.0, 25.0, 27.0, 200]" in notebook.read(output, "200"), "it was set on one rank"
 
     printed = notebook.run(CALL)
-    assert "loss of 7: 10.0" in notebook.said(printed, "loss of 7"), "a logpoint prints and does not stop"
+    assert "loss of 7: 10.0" in notebook.read(printed, "loss of 7"), "a logpoint prints and does not stop"
 
     log.fill("")
     log.press("Enter")
@@ -138,15 +138,15 @@ def test_a_gutter_breakpoint_stops_actors_until_the_bug_button_is_off(
     frame.wait_for(timeout=20_000)
     bug(notebook)
     notebook.idle()
-    assert "27" in notebook.said(output, "27")
+    assert "27" in notebook.read(output, "27")
     frame.wait_for(state="detached", timeout=10_000)
-    assert "27" in notebook.said(notebook.run(CALL), "27"), "nothing stops any more"
+    assert "27" in notebook.read(notebook.run(CALL), "27"), "nothing stops any more"
     assert notebook.errors == []
 
 
-def index_of(place: str) -> int:
+def index_of(rank: str) -> int:
     """The rank of `trainers hosts=1 gpus=2`, of four on each host."""
-    host, gpu = (int(word.partition("=")[2]) for word in place.split()[1:])
+    host, gpu = (int(word.partition("=")[2]) for word in rank.split()[1:])
     return 4 * host + gpu
 
 

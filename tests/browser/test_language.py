@@ -24,9 +24,9 @@ PACK = {
 def german(desk: Desk) -> Iterator[Any]:
     """A page of a JupyterLab that has a small language pack."""
     panel_built()
-    told = json.dumps({"data": {"monarch_nb_lab": PACK}, "message": ""})
+    pack = json.dumps({"data": {"monarch_nb_lab": PACK}, "message": ""})
     translations = "**/lab/api/translations/**"
-    desk.by.route(translations, lambda route: route.fulfill(body=told, content_type="application/json"))
+    desk.by.route(translations, lambda route: route.fulfill(body=pack, content_type="application/json"))
     try:
         with desk.empty("german") as shown:
             yield shown

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.browser.lab import CLEAR, KERNEL_IS_IDLE, Desk, Lab, write_notebook
-from tests.browser.seen import Seen, rank, told
+from tests.browser.seen import Sighting, rank, timing
 from tests.ports import kernel_ports
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ next(iter(_loaded.values()))._widgets.show("mesh", {"mesh": "many"}, None)
 
 @pytest.fixture(scope="module")
 def notebook(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    made = write_notebook(tmp_path_factory.mktemp("live") / "live.ipynb", [BEGIN])
-    with desk.open(made) as shown:
+    path = write_notebook(tmp_path_factory.mktemp("live") / "live.ipynb", [BEGIN])
+    with desk.open(path) as shown:
         opened = Lab(shown)
         opened.run(BEGIN)
         yield opened
@@ -127,7 +127,7 @@ def grid(notebook: Lab) -> Any:
 
 
 def pids(notebook: Lab) -> list[int]:
-    text = notebook.said(notebook.run("print('pids', *trainers.pid.call().get().values())"), r"pids( \d+){4}")
+    text = notebook.read(notebook.run("print('pids', *trainers.pid.call().get().values())"), r"pids( \d+){4}")
     return [int(word) for word in text.split("pids")[-1].split()]
 
 
@@ -151,10 +151,10 @@ def test_a_busy_rank_is_shown_in_a_blocked_cell_and_interrupted(notebook: Lab, g
 
 def test_a_killed_rank_turns_red_and_the_button_heals_it(notebook: Lab, grid: Any) -> None:
     pid = pids(notebook)[2]
-    seen = Seen(notebook.shown, {"mesh": rank(2, "failed")})
+    sighting = Sighting(notebook.shown, {"mesh": rank(2, "failed")})
     began = time.time()
     os.kill(pid, signal.SIGKILL)
-    print(told("killed to red", seen.after(began)))
+    print(timing("killed to red", sighting.after(began)))
     notebook.cell(grid, 2, "failed")
     grid.locator(".mnb-legend", has_text="1 failed").wait_for(timeout=10_000)
     failures = notebook.run("%failures")
@@ -230,7 +230,7 @@ def test_pointing_at_a_shard_highlights_its_ranks_and_vice_versa(notebook: Lab) 
     output = notebook.run(PLACEMENT)
     live = output.locator(".mnb-placement")
     live.wait_for(timeout=10_000)
-    tensor, mesh = (live.locator("svg").nth(at) for at in range(2))
+    tensor, mesh = (live.locator("svg").nth(index) for index in range(2))
 
     def lit(selector: str) -> list[int]:
         shards = mesh.locator(selector)

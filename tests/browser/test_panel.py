@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.browser.lab import KERNEL_IS_IDLE, Desk, Lab, panel_built, write_notebook
-from tests.browser.seen import Seen, row, told
+from tests.browser.seen import Sighting, row, timing
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -56,16 +56,16 @@ class Panel:
         return self.node.get_by_role("button", name=name, exact=True)
 
     def note(self, text: str) -> Any:
-        found = self.node.locator(".mnb-panel-note", has_text=text)
-        found.wait_for(timeout=20_000)
-        return found
+        note = self.node.locator(".mnb-panel-note", has_text=text)
+        note.wait_for(timeout=20_000)
+        return note
 
     def row(self, name: str, state: str = "") -> Any:
         """A row of the tree that begins with this name, once it is in a state."""
         row = f'.mnb-outline-row[data-state="{state}"]' if state else ".mnb-outline-row"
-        found = self.node.locator(f'{row}:has(.mnb-outline-name:text-is("{name}"))').first
-        found.wait_for(timeout=20_000)
-        return found
+        match = self.node.locator(f'{row}:has(.mnb-outline-name:text-is("{name}"))').first
+        match.wait_for(timeout=20_000)
+        return match
 
     def summary(self, text: str) -> None:
         self.node.locator(".mnb-panel-summary", has_text=text).wait_for(timeout=20_000)
@@ -90,16 +90,16 @@ class Panel:
 
     def source(self) -> str:
         """What the active cell has in it."""
-        found = "() => window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.getSource()"
-        return str(self.shown.evaluate(found))
+        code = "() => window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.getSource()"
+        return str(self.shown.evaluate(code))
 
 
 @pytest.fixture(scope="module")
 def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Panel]:
     """A notebook with the extension loaded and four actors on four processes, all by the panel."""
     panel_built()
-    made = write_notebook(tmp_path_factory.mktemp("panel") / "panel.ipynb", ["x = 1"])
-    with desk.open(made) as shown:
+    path = write_notebook(tmp_path_factory.mktemp("panel") / "panel.ipynb", ["x = 1"])
+    with desk.open(path) as shown:
         opened = Panel(Lab(shown))
         opened.lab.run("import os\nos.environ['MONARCH_NB_PRELOAD'] = ''  # nothing here needs torch")
         opened.open()
@@ -111,7 +111,7 @@ def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pane
 
 def pids(panel: Panel) -> list[int]:
     printed = panel.lab.run("print('pids', *trainers.pid.call().get().values())")
-    text = panel.lab.said(printed, r"pids( \d+){4}")
+    text = panel.lab.read(printed, r"pids( \d+){4}")
     return [int(word) for word in text.split("pids")[-1].split()]
 
 
@@ -134,11 +134,11 @@ def test_the_code_of_a_click_can_be_inserted_into_the_notebook(panel: Panel) -> 
 
 
 def test_the_panel_shows_and_interrupts_a_busy_rank_of_a_cell(panel: Panel) -> None:
-    seen = Seen(panel.shown, {"panel": row("gpus=1", "busy")})
+    sighting = Sighting(panel.shown, {"panel": row("gpus=1", "busy")})
     output = panel.lab.start("print('at', time.time())\ntrainers.slice(gpus=1).step.call_one(3600).get()")
     busy = panel.row("gpus=1", "busy")
-    began = float(panel.lab.said(output, r"at \d+\.\d+").split()[1])
-    print(told("called to busy", seen.after(began)))
+    began = float(panel.lab.read(output, r"at \d+\.\d+").split()[1])
+    print(timing("called to busy", sighting.after(began)))
     busy.filter(has_text="trainers.step").wait_for(timeout=10_000)
     busy.click()
     panel.button("Stack").click()
@@ -154,11 +154,11 @@ def test_stop_ends_the_cell_and_its_button_interrupts_the_ranks(panel: Panel) ->
     output = panel.lab.start("print('begun')\ntrainers.step.call(3600).get()")
     panel.row("gpus=3", "busy")
     panel.shown.locator('[data-command="notebook:interrupt-kernel"], [data-jp-item-name="interrupt"]').first.click()
-    panel.lab.said(output, r"Press stop \(Ctrl-C\) again by [\d:]+ to interrupt the ranks too")
+    panel.lab.read(output, r"Press stop \(Ctrl-C\) again by [\d:]+ to interrupt the ranks too")
     button = output.get_by_role("button", name="Interrupt the ranks", exact=True)
     button.click()
-    told = panel.lab.said(output, r"Meanwhile trainers\.step\(\) on trainers gpus=0-3 was interrupted\.")
-    assert "Press stop" not in told
+    text = panel.lab.read(output, r"Meanwhile trainers\.step\(\) on trainers gpus=0-3 was interrupted\.")
+    assert "Press stop" not in text
     assert button.count() == 0
     panel.row("gpus=3", "idle")
     panel.lab.idle()
@@ -186,15 +186,15 @@ def test_a_mesh_that_nothing_refers_to_is_ended_by_a_click(panel: Panel) -> None
 @pytest.mark.slow
 def test_a_killed_process_turns_red_everywhere_and_the_panel_heals_it(panel: Panel) -> None:
     pid = pids(panel)[2]
-    seen = Seen(panel.shown, {"panel": row("gpus=2", "failed"), "status bar": (".mnb-status-item", "1 failed")})
+    sighting = Sighting(panel.shown, {"panel": row("gpus=2", "failed"), "status bar": (".mnb-status-item", "1 failed")})
     began = time.time()
     os.kill(pid, signal.SIGKILL)
-    print(told("killed to red", seen.after(began)))
+    print(timing("killed to red", sighting.after(began)))
     panel.row("gpus=2", "failed").click()
     panel.summary("3/4 ranks · 1 failed")
     status = panel.shown.locator(".mnb-status-item")
-    whole = re.compile(r"^\s*✕ 2 meshes · 3/4 ranks · 1 failed\s*$")
-    status.filter(has_text=whole).wait_for(timeout=10_000)
+    line = re.compile(r"^\s*✕ 2 meshes · 3/4 ranks · 1 failed\s*$")
+    status.filter(has_text=line).wait_for(timeout=10_000)
     panel.node.get_by_text("Failures · 1 not healed").wait_for(timeout=10_000)
     panel.node.locator(".mnb-facts", has_text="SIGKILL").wait_for(timeout=10_000)
     panel.button("Heal").click()
@@ -254,13 +254,13 @@ def test_why_names_the_rank_that_blocks_a_call_and_ends_it(panel: Panel) -> None
     cell.locator("button", has_text="Why?").click()  # in the waiting cell
     panel.node.locator("#mnb-section-findings", has_text="inspected: ").wait_for(timeout=20_000)
     panel.command("monarch-nb:why", palette=True)
-    found = panel.node.locator(".mnb-finding", has_text="gpus=2 alone has not answered trainers.wait()")
-    while not found.count():  # others have to wait for three seconds before anything is said
+    finding = panel.node.locator(".mnb-finding", has_text="gpus=2 alone has not answered trainers.wait()")
+    while not finding.count():  # others have to wait for three seconds before anything is said
         panel.node.locator("#mnb-section-findings").get_by_role("button", name="Why?", exact=True).click()
         panel.node.locator("#mnb-section-findings", has_text="inspected: ").wait_for(timeout=20_000)
         time.sleep(0.5)
     panel.button("End these calls").click()
-    panel.lab.said(cell, "CallAbortedError")
+    panel.lab.read(cell, "CallAbortedError")
     panel.row("gpus=2", "idle")
     panel.button("Slow ranks?").click()
     panel.node.locator(".mnb-strip .mnb-phases").nth(3).wait_for(timeout=20_000)
@@ -302,10 +302,10 @@ def test_after_a_restart_it_offers_to_load_the_extension_again(panel: Panel) -> 
     shown.get_by_role("button", name="Confirm Kernel Restart").click()
     panel.note("Monarch is not loaded in this notebook")
     shown.wait_for_function(KERNEL_IS_IDLE, timeout=40_000)
-    told = panel.lab.run("%load_ext monarch")  # in a cell this time
+    output = panel.lab.run("%load_ext monarch")  # in a cell this time
     panel.note("No processes yet")
     # Nor does it tell of who asked before. ipykernel may, of what jupyter-widgets sent to a subshell that has ended.
-    assert "monarch_nb.cluster" not in told.inner_text()
+    assert "monarch_nb.cluster" not in output.inner_text()
     assert panel.lab.errors == []
 
 

@@ -23,8 +23,8 @@ os.environ['MONARCH_NB_PRELOAD'] = ''  # nothing here needs torch
 def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Panel]:
     """A notebook with four actors on four processes."""
     panel_built()
-    made = write_notebook(tmp_path_factory.mktemp("actions") / "actions.ipynb", ["x = 1"])
-    with desk.open(made) as shown:
+    path = write_notebook(tmp_path_factory.mktemp("actions") / "actions.ipynb", ["x = 1"])
+    with desk.open(path) as shown:
         opened = Panel(Lab(shown))
         opened.lab.run(MESH)
         opened.lab.run(ACTORS + 'trainers = workers.spawn("trainers", Trainer)\ntrainers.pid.call().get()')
@@ -67,11 +67,11 @@ def test_what_was_left_is_seen_where_a_kernel_has_no_mesh(desk: Desk, tmp_path: 
         opened.lab.run("%load_ext monarch")
         opened.open()
         opened.note("No processes yet")
-        left = opened.node.locator("#mnb-section-left")
-        left.get_by_role("button", name="Stop away").wait_for(timeout=20_000)
-        left.get_by_role("button", name="Stop away").click(timeout=20_000)
+        section = opened.node.locator("#mnb-section-left")
+        section.get_by_role("button", name="Stop away").wait_for(timeout=20_000)
+        section.get_by_role("button", name="Stop away").click(timeout=20_000)
         shown.locator(".jp-Dialog").get_by_role("button", name="Stop").click()
-        left.get_by_text("no mesh was left").wait_for(timeout=20_000)
+        section.get_by_text("no mesh was left").wait_for(timeout=20_000)
 
 
 def test_a_rank_is_killed_and_healed_by_keys_alone(panel: Panel) -> None:
@@ -189,8 +189,8 @@ def test_a_cell_is_sent_to_ranks_and_back_in_its_toolbar(panel: Panel) -> None:
     panel.shown.keyboard.press("Enter")
     in_cell(panel, "%%on workers gpus=1\nx = 40 + 2; x")
     assert choice.input_value() == "workers gpus=1"
-    kept = "window.jupyterapp.shell.currentWidget.content.activeCell.model.getMetadata('monarch')"
-    assert panel.shown.evaluate(kept) == {"on": "workers gpus=1"}
+    metadata = "window.jupyterapp.shell.currentWidget.content.activeCell.model.getMetadata('monarch')"
+    assert panel.shown.evaluate(metadata) == {"on": "workers gpus=1"}
     panel.command("notebook:run-cell")
     panel.shown.locator(".jp-mod-active .jp-OutputArea-output", has_text=re.compile(r"ValueMesh.*42")).wait_for()
     choice.select_option("kernel")
@@ -248,8 +248,8 @@ def test_the_panel_fits_a_narrow_page_and_remembers_its_sections(panel: Panel) -
     panel.shown.wait_for_function("() => document.querySelector('.mnb-panel').clientWidth <= 320")
     assert panel.shown.evaluate(WIDEST) == []
     panel.shown.set_viewport_size(before)
-    kept = panel.shown.evaluate("JSON.parse(localStorage.getItem('monarch-nb:sections'))")
-    assert {"mnb-section-meshes", "mnb-section-left", "mnb-section-transfers"} <= set(kept)
+    sections = panel.shown.evaluate("JSON.parse(localStorage.getItem('monarch-nb:sections'))")
+    assert {"mnb-section-meshes", "mnb-section-left", "mnb-section-transfers"} <= set(sections)
     panel.command("docmanager:save")
     panel.shown.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=15_000)
     panel.shown.reload()

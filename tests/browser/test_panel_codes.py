@@ -174,8 +174,8 @@ KNOWN = "([id, args]) => window.jupyterapp.commands.label(id, args).includes(arg
 def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Panel]:
     """Four actors on four processes, and two hosts of a job."""
     panel_built()
-    made = write_notebook(tmp_path_factory.mktemp("codes") / "codes.ipynb", ["x = 1"])
-    with desk.open(made) as shown:
+    path = write_notebook(tmp_path_factory.mktemp("codes") / "codes.ipynb", ["x = 1"])
+    with desk.open(path) as shown:
         opened = Panel(Lab(shown))
         opened.lab.run(MESH)
         opened.lab.run(TRAINERS)
@@ -190,16 +190,16 @@ def test_each_command_that_acts_on_ranks_has_a_row_here(panel: Panel) -> None:
     assert set(panel.shown.evaluate(NAMES)) - OTHERS == set(ROWS)
 
 
-def seen(panel: Panel, row: Row, where: Any) -> None:
-    """Waits until what is expected has come of it."""
+def await_effect(panel: Panel, row: Row, locator: Any) -> None:
+    """Waits until the expected effect is there."""
     if not row.look:
-        where.filter(has_text=re.compile(row.expected)).first.wait_for(timeout=20_000)
+        locator.filter(has_text=re.compile(row.expected)).first.wait_for(timeout=20_000)
         return
     end = time.monotonic() + 20
     text = ""
     while re.search(row.expected, text) is None:
         assert time.monotonic() < end, f"{row.expected!r} is not in {text!r}"
-        text = panel.lab.said(panel.lab.run(f"{row.look}\nprint('over')"), "over").split("over")[0].strip()
+        text = panel.lab.read(panel.lab.run(f"{row.look}\nprint('over')"), "over").split("over")[0].strip()
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_the_cell_that_an_action_shows_does_what_its_button_does(panel: Panel, n
         agree(panel, row.agrees)
     if row.says:
         outcome(panel, row.says)
-    seen(panel, row, panel.node.locator(row.part) if row.part else None)
+    await_effect(panel, row, panel.node.locator(row.part) if row.part else None)
     panel.lab.run(row.after or "0")
 
     begin(code=True)
@@ -233,7 +233,7 @@ def test_the_cell_that_an_action_shows_does_what_its_button_does(panel: Panel, n
     cell = panel.start_active()
     if not row.ended:
         panel.lab.idle()
-    seen(panel, row, cell)
+    await_effect(panel, row, cell)
     if row.ended:
         panel.shown.locator(".jp-Stdin-input").fill(row.ended)
         panel.shown.keyboard.press("Enter")

@@ -44,10 +44,10 @@ print("pids", *pids)
 def proxied(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, FrameProxy]]:
     """A notebook behind the proxy, with two meshes; the second one's display is in a cell."""
     panel_built()
-    made = write_notebook(tmp_path_factory.mktemp("proxied") / "proxied.ipynb", ["x = 1"])
+    path = write_notebook(tmp_path_factory.mktemp("proxied") / "proxied.ipynb", ["x = 1"])
     proxy = FrameProxy(desk.served.url.rstrip("/"))
     try:
-        address = desk.served.add(made).replace(desk.served.url.rstrip("/"), f"http://127.0.0.1:{proxy.port}")
+        address = desk.served.add(path).replace(desk.served.url.rstrip("/"), f"http://127.0.0.1:{proxy.port}")
         with opened(desk.by, address, 1600, 1000) as shown:
             notebook = Lab(shown)
             notebook.run(BEGIN)
@@ -71,10 +71,10 @@ def rank(display: Any, index: int, state: str) -> Any:
     return display.locator(f'.mnb-cell[data-index="{index}"][data-state="{state}"]')
 
 
-def made(notebook: Lab) -> tuple[Any, list[int]]:
+def spawn_spare(notebook: Lab) -> tuple[Any, list[int]]:
     """The display of the mesh `spare`, and its processes."""
     printed = notebook.run(MESH)
-    pids = [int(word) for word in notebook.said(printed, r"pids \d+ \d+").split("pids")[-1].split()]
+    pids = [int(word) for word in notebook.read(printed, r"pids \d+ \d+").split("pids")[-1].split()]
     display = notebook.run("spare")
     rank(display, 1, "idle").wait_for(timeout=20_000)
     notebook.shown.evaluate("window.jupyterapp.commands.execute('monarch-nb:open')")
@@ -87,7 +87,7 @@ def test_views_and_buttons_work_after_a_minute_without_a_connection(
 ) -> None:
     notebook, proxy = proxied
     shown = notebook.shown
-    display, pids = made(notebook)
+    display, pids = spawn_spare(notebook)
     shown.locator(".jp-DebuggerBugButton").click()
     click_gutter(notebook, "loss = 10 + rank")
     shown.locator(".jp-DebuggerBreakpoint").wait_for(timeout=20_000)
@@ -116,17 +116,17 @@ def test_views_and_buttons_work_after_a_minute_without_a_connection(
     display.get_by_role("button", name=re.compile("Heal")).first.click(timeout=10_000)
     rank(display, 1, "idle").wait_for(timeout=20_000)
     command(notebook, "continue")
-    assert "[10, 11]" in notebook.said(output, r"\[10, 11\]")
+    assert "[10, 11]" in notebook.read(output, r"\[10, 11\]")
     notebook.idle()
     shown.locator(".jp-DebuggerBugButton").click()
-    assert "2" in notebook.said(notebook.run("1 + 1"), "2")
+    assert "2" in notebook.read(notebook.run("1 + 1"), "2")
     assert notebook.errors == []
 
 
 def test_messages_lost_by_a_proxy_are_repeated_and_clicks_act_once(proxied: tuple[Lab, FrameProxy]) -> None:
     notebook, proxy = proxied
     shown = notebook.shown
-    display, pids = made(notebook)
+    display, pids = spawn_spare(notebook)
     proxy.loses = True
     os.kill(pids[0], 9)
     time.sleep(2)  # nothing that the kernel says comes through
@@ -144,5 +144,5 @@ def test_messages_lost_by_a_proxy_are_repeated_and_clicks_act_once(proxied: tupl
     rank(display, 0, "idle").wait_for(timeout=45_000)
     shown.locator(".mnb-b.mnb-waits").wait_for(state="detached", timeout=10_000)
     shown.wait_for_function(KERNEL_IS_IDLE, timeout=40_000)
-    assert "lives 1" in notebook.said(notebook.run(LIVES), r"lives \d"), "it was healed once"
+    assert "lives 1" in notebook.read(notebook.run(LIVES), r"lives \d"), "it was healed once"
     assert notebook.errors == []

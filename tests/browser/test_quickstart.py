@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.lab import KERNEL_IS_IDLE, SCREENSHOTS, Desk, browser_is_there, menu, theme, whole
+from tests.browser.lab import KERNEL_IS_IDLE, SCREENSHOTS, Desk, browser_is_there, capture, menu, theme
 from tests.effort import AS_LATER
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def executed(request: pytest.FixtureRequest) -> "Executed":
         return Executed(nbformat.read(desk.saved(page, NOTEBOOK), as_version=4), None, [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONARCH_NB_PRELOAD", AS_LATER)  # as a user's kernel would be
-        found = execute(NOTEBOOK)
-    assert found.error is None, found.error
-    assert found.left_behind == []
-    return found
+        result = execute(NOTEBOOK)
+    assert result.error is None, result.error
+    assert result.left_behind == []
+    return result
 
 
 def _output(shown: Any, cell_id: str) -> Any:
@@ -64,20 +64,20 @@ def _output(shown: Any, cell_id: str) -> Any:
 
 def test_run_all_continues_after_the_error_that_is_intended(shown: Any) -> None:
     numbers = shown.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
-    assert [number.strip() for number in numbers] == [f"[{at}]:" for at in range(1, len(numbers) + 1)]
+    assert [number.strip() for number in numbers] == [f"[{index}]:" for index in range(1, len(numbers) + 1)]
 
 
 def test_the_accuracy_is_in_the_page(shown: Any) -> None:
-    told = _output(shown, "result").inner_text()
-    found = re.search(r"test accuracy +([\d.]+)%", told)
-    assert found is not None, told
-    assert float(found[1]) > 95
+    text = _output(shown, "result").inner_text()
+    match = re.search(r"test accuracy +([\d.]+)%", text)
+    assert match is not None, text
+    assert float(match[1]) > 95
 
 
 def test_the_failure_is_in_the_page(shown: Any) -> None:
-    told = _output(shown, "kill").inner_text()
+    text = _output(shown, "kill").inner_text()
     for part in ("SupervisionError", "trainers, gpus=2", "pid ", "SIGKILL", "heal_mesh(trainers)"):
-        assert part in told
+        assert part in text
 
 
 def test_nothing_is_shown_twice_or_left_over(shown: Any) -> None:
@@ -91,7 +91,7 @@ def test_it_can_be_looked_at(shown: Any, name: str) -> None:
     theme(shown, THEMES[name])
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     picture: Path = SCREENSHOTS / f"quickstart-{name}.png"
-    whole(shown, picture)
+    capture(shown, picture)
     assert picture.stat().st_size > 50_000
 
 

@@ -87,7 +87,7 @@ def test_a_view_works_in_a_sandbox_without_eval_and_inline_scripts(
     }
     frame = framed(page, files, STRICT, "allow-scripts")
     frame.locator(".mnb-v").first.wait_for(state="attached", timeout=15_000)
-    inner = next(each for each in page.frames if each.url.startswith(HOME))
+    inner = next(candidate for candidate in page.frames if candidate.url.startswith(HOME))
     inner.wait_for_function("window.drawn", timeout=10_000)
     assert inner.evaluate("window.refused ?? null") is None
     assert errors == []
@@ -125,11 +125,11 @@ workers.initialized.get()
 @pytest.mark.parametrize("modules", [True, False], ids=["modules-of-the-kernel-are-let-run", "they-are-not"])
 def test_displays_under_a_strict_policy_are_live_or_say_why(started: Any, modules: bool, tmp_path: Path) -> None:
     panel_built()
-    made = write_notebook(tmp_path / "strict.ipynb", ["x = 1"])
+    path = write_notebook(tmp_path / "strict.ipynb", ["x = 1"])
     policy = POLICY.format(more=" blob:" if modules else "")
     with (
         serve(tmp_path / "lab", {}, CONFIG.format(policy=policy)) as served,
-        opened(started, served.add(made)) as shown,
+        opened(started, served.add(path)) as shown,
     ):
         notebook = Lab(shown)
         notebook.run(BEGIN)
@@ -137,8 +137,8 @@ def test_displays_under_a_strict_policy_are_live_or_say_why(started: Any, module
         if modules:
             notebook.cell(output, 1, "idle")
         else:
-            assert "forbids blob: scripts" in notebook.said(output, "forbids")
-            assert "2 idle" in notebook.said(output, "workers") or "idle" in output.inner_text()
+            assert "forbids blob: scripts" in notebook.read(output, "forbids")
+            assert "2 idle" in notebook.read(output, "workers") or "idle" in output.inner_text()
         shown.evaluate("window.jupyterapp.commands.execute('monarch-nb:open')")
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         try:

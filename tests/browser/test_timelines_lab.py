@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.lab import SCREENSHOTS, Desk, Lab, panel_built, theme, whole, write_notebook
+from tests.browser.lab import SCREENSHOTS, Desk, Lab, capture, panel_built, theme, write_notebook
 from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, UNFOLD, WIDEST
 
@@ -21,8 +21,8 @@ trainers.slice(gpus=2).step.call_one(1.0).get()
 def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Panel]:
     """A notebook with four actors on four processes."""
     panel_built()
-    made = write_notebook(tmp_path_factory.mktemp("timelines") / "timelines.ipynb", ["x = 1"])
-    with desk.open(made) as shown:
+    path = write_notebook(tmp_path_factory.mktemp("timelines") / "timelines.ipynb", ["x = 1"])
+    with desk.open(path) as shown:
         opened = Panel(Lab(shown))
         opened.lab.run(MESH)
         opened.lab.run(ACTORS + 'trainers = workers.spawn("trainers", Trainer)\ntrainers.pid.call().get()')
@@ -41,11 +41,11 @@ def test_a_timeline_grows_in_its_cell_and_tells_both_ends(panel: Panel) -> None:
     picture.focus()
     keys = panel.shown.keyboard
     keys.press("ArrowDown")
-    said = view.locator(".mnb-message", has_text="trainers.step · Cell In[")
-    said.wait_for(timeout=10_000)
-    assert re.search(r"4 ranks · sent at .*answered after .*ranks began .*ran ", said.inner_text())
+    message = view.locator(".mnb-message", has_text="trainers.step · Cell In[")
+    message.wait_for(timeout=10_000)
+    assert re.search(r"4 ranks · sent at .*answered after .*ranks began .*ran ", message.inner_text())
     assert view.locator(".b.mnb-on").count() >= 2  # of the sender, and of a row of ranks
-    whole(panel.shown, SCREENSHOTS / "timeline-cell.png")
+    capture(panel.shown, SCREENSHOTS / "timeline-cell.png")
     keys.press("+")
     view.get_by_text(re.compile(r"shown \d")).wait_for(timeout=10_000)
     keys.press("0")
@@ -91,9 +91,9 @@ def test_a_peak_of_the_history_opens_the_timeline_there(panel: Panel) -> None:
     section = panel.node.locator("#mnb-section-history")
     section.locator(".mnb-figure", has_text="CPU, cores").wait_for(timeout=20_000)
     view.locator(".mnb-peak").first.click()
-    then = re.compile("Timeline of (workers|trainers)|no timeline was recorded at")  # the peak may be an earlier test's
-    view.get_by_text(then).first.wait_for(timeout=10_000)
-    whole(panel.shown, SCREENSHOTS / "history-cell.png")
+    text = re.compile("Timeline of (workers|trainers)|no timeline was recorded at")  # the peak may be an earlier test's
+    view.get_by_text(text).first.wait_for(timeout=10_000)
+    capture(panel.shown, SCREENSHOTS / "history-cell.png")
     assert panel.lab.errors == []
 
 

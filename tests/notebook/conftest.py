@@ -116,10 +116,10 @@ FREEZE = "import gc, sys\nif 'torch' in sys.modules and not gc.get_freeze_count(
 def _new(kernel: Notebook, folder: Path) -> Iterator[Notebook]:
     kernel.aside(f"import os; os.chdir({str(folder)!r})")
     kernel.aside(FREEZE)
-    told = ast.literal_eval(kernel.run("dict(os.environ)").text)
+    environment = ast.literal_eval(kernel.run("dict(os.environ)").text)
     kernel.aside("get_ipython().reset(new_session=True)")
     yield kernel
     kernel.aside("%load_ext monarch")
     kernel.aside("%stop --all")
     kernel.aside("%unload_ext monarch")
-    kernel.aside(f"import os; os.environ.clear(); os.environ.update({told!r})")
+    kernel.aside(f"import os; os.environ.clear(); os.environ.update({environment!r})")

@@ -89,8 +89,8 @@ class Debugger:
     def on(self) -> "Debugger":
         """The bug button."""
         self.do("debugInfo")
-        told = {"adapterID": "python3", "pathFormat": "path", "linesStartAt1": True, "columnsStartAt1": True}
-        self.capabilities = self.do("initialize", clientID=self.client, **told)
+        options = {"adapterID": "python3", "pathFormat": "path", "linesStartAt1": True, "columnsStartAt1": True}
+        self.capabilities = self.do("initialize", clientID=self.client, **options)
         self.do("attach")
         return self
 
@@ -100,10 +100,10 @@ class Debugger:
     def mark(self, code: str, *texts: str, **options: Any) -> list[Message]:
         """Breakpoints at the lines of a cell that read so; what became of them."""
         lines = code.split("\n")
-        numbers = [next(at for at, line in enumerate(lines, 1) if line.strip() == text) for text in texts]
+        numbers = [next(i for i, line in enumerate(lines, 1) if line.strip() == text) for text in texts]
         path = self.do("dumpCell", code=code)["sourcePath"]
-        wanted = [{"line": number, **options} for number in numbers]
-        return list(self.do("setBreakpoints", source={"path": path}, breakpoints=wanted)["breakpoints"])
+        breakpoints = [{"line": number, **options} for number in numbers]
+        return list(self.do("setBreakpoints", source={"path": path}, breakpoints=breakpoints)["breakpoints"])
 
     # -- what is looked at ---------------------------------------------------------------------------------------------
 
@@ -135,10 +135,10 @@ class Debugger:
         """The body of the next event of that name, which is taken."""
         deadline = time.monotonic() + timeout
         while True:
-            for at, event in enumerate(self.events):
+            for index, event in enumerate(self.events):
                 if event["event"] == name:
-                    return dict(self.events.pop(at)["body"])
-            self._hear(deadline, f"no event {name!r}")
+                    return dict(self.events.pop(index)["body"])
+            self._read(deadline, f"no event {name!r}")
 
     def until(self, holds: Callable[[], bool], timeout: float = 20) -> None:
         """Asks until that holds: ranks that stop at one place do so one after the other."""
@@ -147,8 +147,8 @@ class Debugger:
             assert time.monotonic() < deadline, "it does not come to hold"
             time.sleep(0.02)
 
-    def asked(self) -> list[str]:
-        """What cells have asked so far."""
+    def questions(self) -> list[str]:
+        """The questions of cells so far."""
         questions = []
         while self.notebook.client.stdin_channel.msg_ready():
             questions.append(self.notebook.client.get_stdin_msg(timeout=1)["content"]["prompt"])
@@ -158,7 +158,7 @@ class Debugger:
         """The cell, once it has ended."""
         deadline = time.monotonic() + timeout
         while not self._cells[request][1]:
-            self._hear(deadline, "the cell has not ended")
+            self._read(deadline, "the cell has not ended")
         return self._cells[request][0]
 
     def shown(self, request: str, text: str, timeout: float = 30) -> None:
@@ -166,23 +166,23 @@ class Debugger:
         deadline = time.monotonic() + timeout
         cell = self._cells[request][0]
         while text not in str(cell.displays) + str(cell.updates):
-            self._hear(deadline, f"the cell does not show {text!r}, but {cell.displays} {cell.updates[-1:]}")
+            self._read(deadline, f"the cell does not show {text!r}, but {cell.displays} {cell.updates[-1:]}")
 
-    def hear(self, seconds: float) -> None:
-        """Takes what comes in that time."""
+    def read(self, seconds: float) -> None:
+        """Takes the messages of that time."""
         until = time.monotonic() + seconds
         with contextlib.suppress(AssertionError):
             while time.monotonic() < until:
-                self._hear(until, "")
+                self._read(until, "")
 
-    def _hear(self, deadline: float, otherwise: str) -> None:
+    def _read(self, deadline: float, reason: str) -> None:
         try:
             message = self.notebook.client.get_iopub_msg(timeout=max(0.01, deadline - time.monotonic()))
         except queue.Empty:
-            raise AssertionError(f"{otherwise}; events: {self.events}") from None
+            raise AssertionError(f"{reason}; events: {self.events}") from None
         if message["msg_type"] == "debug_event":
             self.events.append(message["content"])
             return
-        known = self._cells.get(message["parent_header"].get("msg_id"))
-        if known is not None and Notebook._take(known[0], message):
-            self._cells[message["parent_header"]["msg_id"]] = (known[0], True)
+        entry = self._cells.get(message["parent_header"].get("msg_id"))
+        if entry is not None and Notebook._take(entry[0], message):
+            self._cells[message["parent_header"]["msg_id"]] = (entry[0], True)

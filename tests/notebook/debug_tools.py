@@ -117,7 +117,7 @@ class Debugged(Notebook):
         return self.go_on(self.start(source, asks=True), Talk(), *answers, timeout=timeout)
 
     def go_on(self, request: str, talk: Talk, *answers: str | None, timeout: float = 40) -> Talk:
-        left = list(answers)
+        remaining = list(answers)
         deadline = time.monotonic() + timeout
         while True:
             question = self.question()
@@ -125,8 +125,8 @@ class Debugged(Notebook):
                 self._drain(request, talk.cell)
                 talk.prompts.append(question)
                 talk.before.append(talk.text)
-                assert left, f"asked more than was expected: {question!r}\n{talk.cell.stdout}"
-                answer = left.pop(0)
+                assert remaining, f"asked more than was expected: {question!r}\n{talk.cell.stdout}"
+                answer = remaining.pop(0)
                 if answer is None:
                     self.interrupt()
                 else:
@@ -136,7 +136,7 @@ class Debugged(Notebook):
                 break
             assert time.monotonic() < deadline, f"the kernel is silent; shown so far:\n{talk.cell.stdout}"
         self._reply(request, deadline)
-        assert not left, f"not asked for {left}\n{talk.cell.stdout}\n{talk.cell.traceback}"
+        assert not remaining, f"not asked for {remaining}\n{talk.cell.stdout}\n{talk.cell.traceback}"
         return talk
 
     def answer(self, text: str) -> None:
@@ -152,12 +152,12 @@ class Debugged(Notebook):
                 self._take(talk.cell, message)
             assert time.monotonic() < deadline, f"shown so far:\n{talk.text}"
 
-    def asked(self, timeout: float = 20) -> str:
-        """The next question."""
+    def next_prompt(self, timeout: float = 20) -> str:
+        """Waits for the next question."""
         deadline = time.monotonic() + timeout
-        while (found := self.question()) is None:
+        while (question := self.question()) is None:
             assert time.monotonic() < deadline, "nothing was asked"
-        return found
+        return question
 
     def question(self) -> str | None:
         """What is asked and was not read yet."""

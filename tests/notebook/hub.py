@@ -59,8 +59,8 @@ class Hub:
     def ask(self, method: str, path: str, seconds: float = 30) -> Any:
         """What the Hub, or the user's server behind its proxy, answers."""
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
-        asked = urllib.request.Request(self.url + path, b"{}" if method == "POST" else None, headers, method=method)
-        with urllib.request.urlopen(asked, timeout=seconds) as answer:
+        request = urllib.request.Request(self.url + path, b"{}" if method == "POST" else None, headers, method=method)
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
@@ -128,20 +128,20 @@ def hub(folder: Path, python: Path, proxy: Path, mark: str) -> Iterator[Hub]:
             environment=environment,
         )
     )
-    with log.open("wb") as told:
+    with log.open("wb") as output:
         process = subprocess.Popen(
             [str(python), "-m", "jupyterhub", "-f", str(config)],
             cwd=folder,
             env={**os.environ, "PATH": environment["PATH"], "JUPYTERHUB_CRYPT_KEY": secrets.token_hex(32)},
             stdin=subprocess.DEVNULL,
-            stdout=told,
+            stdout=output,
             stderr=subprocess.STDOUT,
         )
-    found = Hub(port, token, log)
+    started = Hub(port, token, log)
     try:
-        found._until(lambda: process.poll() is None and found.ask("GET", "/hub/api/")["version"])
-        found.ask("POST", f"/hub/api/users/{USER}")
-        yield found
+        started._until(lambda: process.poll() is None and started.ask("GET", "/hub/api/")["version"])
+        started.ask("POST", f"/hub/api/users/{USER}")
+        yield started
     finally:
         process.terminate()  # it ends its servers and its proxy
         try:

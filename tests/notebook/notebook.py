@@ -45,7 +45,7 @@ class Cell:
     @property
     def shown(self) -> list[dict[str, Any]]:
         """The displays, without the note of a call that takes long, which only a slow machine shows."""
-        return [each for each in self.displays if not each.get("text/plain", "").startswith("⏳")]
+        return [display for display in self.displays if not display.get("text/plain", "").startswith("⏳")]
 
     def ok(self) -> "Cell":
         assert self.error is None, self.traceback
@@ -99,14 +99,14 @@ class Notebook:
         self._reply(request, deadline)
         return cell
 
-    def until(self, request: str, cell: Cell, what: str, timeout: float = 15) -> Cell:
+    def until(self, request: str, cell: Cell, text: str, timeout: float = 15) -> Cell:
         """Reads until the cell has shown a text, and goes on running."""
         deadline = time.monotonic() + timeout
-        while what not in cell.stdout + cell.stderr + str(cell.displays) + str(cell.updates):
-            assert not self._take(cell, self._next(request, deadline)), f"ended without {what!r}: {cell}"
+        while text not in cell.stdout + cell.stderr + str(cell.displays) + str(cell.updates):
+            assert not self._take(cell, self._next(request, deadline)), f"ended without {text!r}: {cell}"
         return cell
 
-    def later(self, request: str, kind: str, timeout: float = 15) -> dict[str, Any]:
+    def next_message(self, request: str, kind: str, timeout: float = 15) -> dict[str, Any]:
         """The next message of a kind for a cell that is done already."""
         deadline = time.monotonic() + timeout
         while True:
@@ -114,13 +114,13 @@ class Notebook:
             if message["msg_type"] == kind:
                 return dict(message["content"])
 
-    def shows(self, request: str, what: str, timeout: float = 15) -> str:
+    def shows(self, request: str, part: str, timeout: float = 15) -> str:
         """The next change of a display with this text in it, in a cell that is done already."""
         deadline = time.monotonic() + timeout
         text = ""
-        while what not in text:
+        while part not in text:
             if not (changes := self._changes.get(request)):
-                changes = [self.later(request, "update_display_data", deadline - time.monotonic())]
+                changes = [self.next_message(request, "update_display_data", deadline - time.monotonic())]
             text = str(changes.pop(0)["data"].get("text/plain", ""))
         return text
 
@@ -140,10 +140,10 @@ class Notebook:
 
     def _next(self, request: str, deadline: float) -> dict[str, Any]:
         while True:
-            left = deadline - time.monotonic()
-            assert left > 0, "the kernel is silent"
+            seconds = deadline - time.monotonic()
+            assert seconds > 0, "the kernel is silent"
             try:
-                message = self.client.get_iopub_msg(timeout=left)
+                message = self.client.get_iopub_msg(timeout=seconds)
             except queue.Empty:
                 raise AssertionError("the kernel is silent") from None
             if message["parent_header"].get("msg_id") == request:

@@ -27,13 +27,13 @@ class Page:
         self.seq = -1
         self.deltas = 0
         self.gaps = 0
-        self.heard = 0  # messages of the view
+        self.received = 0  # messages of the view
         self.alive: list[dict[str, Any]] = []  # what the kernel has said of how many it sent
 
     async def connect(self) -> None:
         self.close()
-        asked = HTTPRequest(self._address.format(self._session), headers=self._headers)
-        self._socket = await websocket_connect(asked)
+        request = HTTPRequest(self._address.format(self._session), headers=self._headers)
+        self._socket = await websocket_connect(request)
 
     async def send(self, kind: str, content: dict[str, Any]) -> str:
         assert self._socket is not None
@@ -46,7 +46,7 @@ class Page:
     async def run(self, code: str) -> str:
         """Runs a cell; what it printed."""
         number, printed = await self.send("execute_request", {"code": code, "silent": False}), ""
-        left = {"execute_reply", "idle"}  # they come on channels of their own
+        missing = {"execute_reply", "idle"}  # they come on channels of their own
         while True:
             message = await self.next()
             if message["parent_header"].get("msg_id") != number:
@@ -54,8 +54,8 @@ class Page:
             if message["msg_type"] == "stream":
                 printed += message["content"]["text"]
             assert message["msg_type"] != "error", message["content"]
-            left.discard(str(message["content"].get("execution_state", message["msg_type"])))
-            if not left:
+            missing.discard(str(message["content"].get("execution_state", message["msg_type"])))
+            if not missing:
                 return printed
 
     async def watch(self) -> None:
@@ -65,19 +65,19 @@ class Page:
         await self.watch_again()
 
     async def watch_again(self) -> None:
-        await self.tell(type="watch", topic="cluster")
+        await self.post(type="watch", topic="cluster")
 
-    async def tell(self, **data: Any) -> None:
-        """What the view says to the kernel."""
+    async def post(self, **data: Any) -> None:
+        """Sends a message of the view to the kernel."""
         await self.send("comm_msg", {"comm_id": self.comm, "data": data})
 
     async def missing(self) -> int:
-        """How many messages of the kernel's this page has not heard."""
+        """How many messages of the kernel's this page has not received."""
         before = len(self.alive)
-        await self.tell(type="alive")
+        await self.post(type="alive")
         while len(self.alive) == before:
             await asyncio.wait_for(self.next(), 30)
-        return int(self.alive[-1]["sent"]) - self.heard
+        return int(self.alive[-1]["sent"]) - self.received
 
     async def next(self) -> dict[str, Any]:
         """The next message; ConnectionError where the websocket is gone."""
@@ -98,7 +98,7 @@ class Page:
         if data["type"] == "alive":
             self.alive.append(data)
             return
-        self.heard += 1
+        self.received += 1
         if data["type"] == "snapshot":
             self.state, self.seq = data["state"], data["seq"]
         elif data["type"] == "delta":
@@ -131,6 +131,6 @@ class Page:
         """The states of the ranks of mesh w."""
         for uid, mesh in self.state.get("meshes", {}).items():
             if mesh["name"] == "w":
-                told = self.state["ranks"].get(uid, {})
-                return {rank: told.get(str(rank), {}).get("state", mesh["state"]) for rank in range(2)}
+                ranks = self.state["ranks"].get(uid, {})
+                return {rank: ranks.get(str(rank), {}).get("state", mesh["state"]) for rank in range(2)}
         return {}

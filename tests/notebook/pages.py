@@ -63,8 +63,8 @@ def blocks(page: str) -> list[Block]:
     """The fenced blocks of a page, in order."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return [
-        Block(page, text.count("\n", 0, found.start()) + 1, found["kind"].strip(), found["text"])
-        for found in _FENCED.finditer(text)
+        Block(page, text.count("\n", 0, match.start()) + 1, match["kind"].strip(), match["text"])
+        for match in _FENCED.finditer(text)
     ]
 
 

@@ -73,9 +73,9 @@ def test_a_hook_moves_state_to_the_new_class(actors: Notebook) -> None:
 def test_a_changed_init_and_changed_arguments_are_said(actors: Notebook) -> None:
     actors.run(counter("counters on w start=1")).ok()
     changed = counter("counters on w start=2").replace("self.n, self.name", "self.other = self.n, self.name")
-    told = actors.run(changed).ok().stdout
-    assert "the arguments have changed, but __init__ does not run again: --fresh spawns new actors" in told
-    assert "Counter.__init__ has changed" in told
+    notice = actors.run(changed).ok().stdout
+    assert "the arguments have changed, but __init__ does not run again: --fresh spawns new actors" in notice
+    assert "Counter.__init__ has changed" in notice
     assert actors.run("counters.add.call(1).get().get(0)").text == "2"
 
 
@@ -89,8 +89,8 @@ def test_the_fresh_option_spawns_anew(actors: Notebook) -> None:
 def test_from_sync_to_async_asks_for_fresh(actors: Notebook) -> None:
     actors.run(counter()).ok()
     changed = counter().replace("    def add", "    async def add").replace("    def told", "    async def told")
-    told = actors.run(changed).stderr
-    assert told.strip() == "UsageError: %%actor: Counter is async now and was sync; --fresh spawns new actors"
+    error = actors.run(changed).stderr
+    assert error.strip() == "UsageError: %%actor: Counter is async now and was sync; --fresh spawns new actors"
     actors.run(changed.replace("on w", "on w --fresh")).ok()
     assert actors.run("counters.add.call(1).get().get(0)").text == "1"
 
@@ -109,8 +109,8 @@ def test_one_of_several_classes_is_named_and_bases_are_helpers(actors: Notebook)
     actors.run(f"%%actor counters on w\n{source}class One(Base):\n    pass\n").ok()
     assert actors.run("counters.who.call().get().get(0)").text == "'One'"
     several = f"{source}class One(Base):\n    pass\nclass Two(Base):\n    pass\n"
-    told = actors.run(f"%%actor counters on w\n{several}").stderr
-    assert "several Actor classes, One, Two: name one, as in %%actor counters on w class=One" in told
+    error = actors.run(f"%%actor counters on w\n{several}").stderr
+    assert "several Actor classes, One, Two: name one, as in %%actor counters on w class=One" in error
     actors.run(f"%%actor counters on w class=Two\n{several}").ok()
     assert actors.run("counters.who.call().get().get(0)").text == "'Two'"
 
@@ -132,8 +132,8 @@ def test_a_lost_rank_is_healed_with_the_newest_cells_class(actors: Notebook) -> 
     actors.run(counter(factor=10)).ok()
     actors.run("import os, signal\nos.kill(w.run(os.getpid).get().get(2), signal.SIGKILL)").ok()
     assert actors.run("counters.add.call(1).get()").error is not None
-    told = actors.run(counter(factor=10)).stderr
-    assert "1 of 4 ranks of counters have failed: %heal counters first, or add --fresh" in told
+    error = actors.run(counter(factor=10)).stderr
+    assert "1 of 4 ranks of counters have failed: %heal counters first, or add --fresh" in error
     actors.run("%heal counters").ok()
     assert actors.run("counters.add.call(1).get().get(2)").text == "10"
 
@@ -155,7 +155,7 @@ def test_a_syntax_error_is_told_at_its_line_and_changes_nothing(actors: Notebook
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "error"),
     [
         ("", "a name, and the mesh"),
         ("counters on nothing", "there is no mesh 'nothing'"),
@@ -166,9 +166,9 @@ def test_a_syntax_error_is_told_at_its_line_and_changes_nothing(actors: Notebook
         ("counters on w speed=1", "unexpected keyword argument 'speed'"),
     ],
 )
-def test_mistakes_in_the_line_are_reported_in_one_line(actors: Notebook, line: str, told: str) -> None:
+def test_mistakes_in_the_line_are_reported_in_one_line(actors: Notebook, line: str, error: str) -> None:
     cell = actors.run(counter(line))
-    assert told in cell.stderr
+    assert error in cell.stderr
     assert cell.stderr.startswith("UsageError: ")
     assert cell.stderr.count("\n") <= 2
 

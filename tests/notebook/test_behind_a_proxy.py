@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # a server and a kern
 
 
 def kernel_of(served: Served) -> str:
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{served.url}api/kernels", b"{}", {"Authorization": f"token {served.token}"}, method="POST"
     )
-    with urllib.request.urlopen(asked, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=30) as answer:
         return str(json.loads(answer.read())["id"])
 
 
@@ -60,8 +60,8 @@ async def story(served: Served, proxy: Proxy) -> None:
     await again.watch()
     await again.until(lambda ranks: ranks == page.ranks())
     await again.run("%stop --all")
-    for each in (page, again):
-        each.close()
+    for client in (page, again):
+        client.close()
 
 
 def test_views_behind_a_lossy_proxy_get_every_event_in_order(tmp_path: Path) -> None:

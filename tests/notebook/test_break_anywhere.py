@@ -22,9 +22,9 @@ def test_a_function_of_any_module_is_a_breakpoint_of_processes(debugged: Noteboo
     wrong = nb.run("%break wave.opan on w")
     assert "wave.opan is neither file:line, nor a function" in wrong.stderr
     assert "nowhere_at_all.run is neither" in nb.run("%break nowhere_at_all.run on w").stderr
-    told = nb.run("%break quopri.decodestring on w").ok().text
-    number = told.rpartition("breakpoint ")[2].split()[0]
-    assert f"breakpoint {number} at quopri.decodestring on w" in told
+    notice = nb.run("%break quopri.decodestring on w").ok().text
+    number = notice.rpartition("breakpoint ")[2].split()[0]
+    assert f"breakpoint {number} at quopri.decodestring on w" in notice
     assert first == 0 or int(number) > first
     stopped = nb.run("%%on w gpus=0-1\nimport quopri\nquopri.decodestring(b'a=20b')")
     assert "2 of 4  at quopri.py:" in stopped.traceback or "2  at quopri.py:" in stopped.traceback
@@ -48,7 +48,7 @@ def test_a_cell_left_to_run_has_a_future_to_get(debugged: Notebook) -> None:
     request = nb.start("%%on w gpus=0\nimport os, time\nprint('begun')\ntime.sleep(0.5)\n6 * 7")
     nb.until(request, Cell(), "begun")
     nb.interrupt()
-    told = nb.finish(request).traceback
-    if "meanwhile" not in told:
-        out = told.rpartition("Out[")[2].split("]")[0]
+    traceback = nb.finish(request).traceback
+    if "meanwhile" not in traceback:
+        out = traceback.rpartition("Out[")[2].split("]")[0]
         assert nb.run(f"Out[{out}].get().item()").ok().text == "42"

@@ -86,7 +86,7 @@ def test_a_line_has_metrics_written_elsewhere_once(nb: Notebook) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "error"),
     [
         ("w --to tensorbord", "write %metrics w, or %metrics w --to tensorboard|wandb|mlflow [PLACE]"),
         ("w --from wandb", "write %metrics w, or"),
@@ -95,9 +95,9 @@ def test_a_line_has_metrics_written_elsewhere_once(nb: Notebook) -> None:
         ("", "%metrics takes a name"),
     ],
 )
-def test_a_line_about_metrics_that_is_wrong_says_what_to_write(nb: Notebook, line: str, what: str) -> None:
+def test_a_line_about_metrics_that_is_wrong_says_what_to_write(nb: Notebook, line: str, error: str) -> None:
     hidden = "import sys; sys.modules['mlflow'] = None\n"
-    assert what in nb.run(f"{hidden}%metrics {line}").stderr
+    assert error in nb.run(f"{hidden}%metrics {line}").stderr
     nb.run("del sys.modules['mlflow']").ok()
 
 

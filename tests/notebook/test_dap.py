@@ -61,9 +61,9 @@ def test_ranks_at_other_lines_are_threads_that_can_take_the_focus(debugger: Debu
     cell = debugger.start("t.step.call(10).get().values()")
     debugger.event("stopped")
     debugger.until(lambda: len(debugger.do("monarchThreads")["threads"][-1]["ranks"]) == 2)
-    first, others = debugger.threads()
+    first, second = debugger.threads()
     assert first.startswith("trainers gpus=0 · Cell In[")
-    assert others.startswith("trainers gpus=1-2 · Cell In[")
+    assert second.startswith("trainers gpus=1-2 · Cell In[")
     assert debugger.do("monarchFocus", ranks="gpus=1", pinned=True)["name"] == "trainers gpus=1"
     debugger.event("stopped")
     assert debugger.variables()["loss"]["value"] == "11"
@@ -179,7 +179,7 @@ def test_a_waiting_cell_does_not_ask_while_the_debugger_switches_off(notebook: N
     debugger.event("stopped")
     debugger.off()
     assert "2, 4, 6" in debugger.finish(cell).ok().text
-    assert debugger.asked() == [], "JupyterLab runs no cell while a question waits, though nobody wants its answer"
+    assert debugger.questions() == [], "JupyterLab runs no cell while a question waits, though nobody wants its answer"
     notebook.run("Breakpoints.set_everywhere = real").ok()
 
 
@@ -195,7 +195,7 @@ def test_a_step_under_way_stops_nowhere_once_the_debugger_is_off(notebook: Noteb
     debugger.do("next", threadId=1)
     debugger.off()
     assert debugger.finish(cell).ok().text == "1"
-    assert debugger.asked() == []
+    assert debugger.questions() == []
     notebook.run("slept.stop().get()").ok()
 
 
@@ -208,7 +208,7 @@ def test_ranks_stopped_by_a_page_resume_when_the_page_is_gone(notebook: Notebook
     debugger.until(lambda: len(debugger.do("monarchThreads")["threads"][-1]["ranks"]) == 2)
     for _ in range(4):
         assert debugger.do("monarchAlive")["seconds"] == 1.5
-        debugger.hear(0.5)
+        debugger.read(0.5)
     assert len(debugger.threads()) == 2, "a page that is there is waited for"
     shown = debugger.finish(cell).ok()
     assert "2, 4, 6" in shown.text
@@ -216,7 +216,7 @@ def test_ranks_stopped_by_a_page_resume_when_the_page_is_gone(notebook: Notebook
         "has stopped trainers gpus=0-2, and its page was silent for 2 s (debug_page_lease): all go on" in shown.stdout
     )
     debugger.until(lambda: debugger.do("debugInfo")["isStarted"] is False)  # once all have gone on, as the cell has
-    assert debugger.asked() == []
+    assert debugger.questions() == []
     notebook.run("configure(debug_page_lease='3m')").ok()
 
 
@@ -239,12 +239,12 @@ def test_asking_for_stopped_ranks_is_not_answered_with_ask_again(debugger: Debug
     debugger.event("stopped")
     debugger.until(lambda: len(debugger.do("monarchThreads")["threads"][-1]["ranks"]) == 2)
     debugger.event("monarchThreads")
-    debugger.hear(0.3)  # what is under way
+    debugger.read(0.3)  # what is under way
     debugger.events.clear()
     for _ in range(5):
         debugger.do("monarchThreads")
         debugger.do("monarchBreakpoints")
-    debugger.hear(0.3)
+    debugger.read(0.3)
     assert debugger.events == []
     debugger.do("continue", threadId=1)
     debugger.event("monarchThreads")
@@ -274,7 +274,7 @@ def test_stops_are_resumed_by_button_or_prompt_while_a_cell_asks(notebook: Noteb
 
     def asks() -> str:
         cell = debugger.start("t.slice(gpus=1).step.call_one(1).get()", asks=True)
-        debugger.until(lambda: bool(debugger.asked()))
+        debugger.until(lambda: bool(debugger.questions()))
         debugger.on()
         debugger.event("stopped")
         assert debugger.variables()["loss"]["value"] == "1"
@@ -315,9 +315,9 @@ def test_breakpoints_in_an_edited_cell_hold_once_its_actors_are_reloaded(debugge
     before = named("Edited")
     debugger.finish(debugger.start(before)).ok()
     debugger.finish(debugger.start("edited = w.slice(gpus=0).spawn('edited', Edited)")).ok()
-    later = before.replace("loss = x + rank", "loss = x + rank + 100")
-    debugger.finish(debugger.start(later)).ok()
-    debugger.mark(later, "loss = x + rank + 100")
+    edited = before.replace("loss = x + rank", "loss = x + rank + 100")
+    debugger.finish(debugger.start(edited)).ok()
+    debugger.mark(edited, "loss = x + rank + 100")
     assert debugger.finish(debugger.start("edited.step.call_one(1).get()")).ok().text == "2", "it runs what it ran"
     debugger.finish(debugger.start("%reload edited")).ok()
     cell = debugger.start("edited.step.call_one(1).get()")
@@ -374,7 +374,7 @@ def test_a_debugger_switched_on_before_the_extension_stops_no_engine() -> None:
         debugger.event("stopped")
         assert debugger.frames(1)[0]["name"] == "helper"
         before = passes_until_now(debugger)
-        debugger.hear(1)
+        debugger.read(1)
         after = passes_until_now(debugger)
         assert after["monarch-probe"] - before["monarch-probe"] > 5, "the engine goes on"
         assert after["probe"] - before["probe"] <= 1, "the notebook's threads are stopped, as its code is"
@@ -435,12 +435,12 @@ def test_actors_reloaded_while_stopped_end_and_stop_in_new_code(debugger: Debugg
     debugger.mark(before, "loss = x + rank")
     debugger.finish(debugger.start("f = stale.step.call_one(1)")).ok()
     debugger.event("stopped")
-    later = before.replace("loss = x + rank", "loss = x + rank + 100")
-    debugger.finish(debugger.start(later)).ok()
+    edited = before.replace("loss = x + rank", "loss = x + rank + 100")
+    debugger.finish(debugger.start(edited)).ok()
     cell = debugger.start(
         "from monarch.actor import reload_mesh\ndone = reload_mesh(stale, Stale)\nf.get(), done.get()"
     )
-    debugger.mark(later, "loss = x + rank + 100")
+    debugger.mark(edited, "loss = x + rank + 100")
     assert debugger.variables()["x"]["value"] == "1", "it stands where it stood"
     debugger.do("continue", threadId=1)
     debugger.finish(cell).ok()
@@ -491,7 +491,7 @@ def test_no_answer_is_longer_than_what_proxies_let_through(debugger: Debugger) -
     debugger.event("stopped")
     top = debugger.frames()[0]["id"]
     (items,) = (row for name, row in debugger.variables().items() if name == "items")
-    for asked in (
+    for request in (
         {"command": "evaluate", "expression": "text", "frameId": top, "context": "repl"},
         {"command": "evaluate", "expression": "print(text)", "frameId": top, "context": "repl"},
         {"command": "evaluate", "expression": "1 / 0 if text else 0, text", "frameId": top, "context": "repl"},
@@ -501,7 +501,7 @@ def test_no_answer_is_longer_than_what_proxies_let_through(debugger: Debugger) -
         {"command": "variables", "variablesReference": items["variablesReference"], "count": 1_000_000},
         {"command": "setVariable", "variablesReference": debugger.scope(), "name": "copy", "value": "text * 2"},
     ):
-        assert len(json.dumps(debugger.ask(**asked))) < 2_000_000, asked
+        assert len(json.dumps(debugger.ask(**request))) < 2_000_000, request
     debugger.do("continue", threadId=1)
     assert debugger.finish(cell).ok().text == "20000000"
     debugger.finish(debugger.start("huge.stop().get()")).ok()

@@ -62,8 +62,8 @@ def test_a_takeover_hands_stopped_ranks_to_the_new_notebook() -> None:
         had.event("stopped")
         had.until(lambda: ranks(had) == 2)
 
-        asked = has.finish(has.start("%attach shared"))
-        assert f"held by the kernel of train.ipynb (process {first.pid} on" in asked.traceback
+        refusal = has.finish(has.start("%attach shared"))
+        assert f"held by the kernel of train.ipynb (process {first.pid} on" in refusal.traceback
         assert ranks(has) == 0
         assert had.variables()["x"]["value"] == "1", "who asks in vain changes nothing"
 

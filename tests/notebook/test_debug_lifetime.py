@@ -26,8 +26,8 @@ def stop_two(nb: Debugged) -> list[psutil.Process]:
     """Two ranks stop; their processes."""
     nb.run(STOPPING).ok()
     nb.run("%mesh w gpus=2\nt = w.spawn('trainers', Trainer)\nf = t.step.call(1)").ok()
-    found = nb.run("' '.join(str(one.pid) for one in monarch.debug.wait(2))").ok().text
-    return [psutil.Process(int(pid)) for pid in found.strip("'").split()]
+    pids = nb.run("' '.join(str(one.pid) for one in monarch.debug.wait(2))").ok().text
+    return [psutil.Process(int(pid)) for pid in pids.strip("'").split()]
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ def kernel() -> Iterator[Notebook]:
 @pytest.fixture
 def nb(kernel: Notebook) -> Iterator[Notebook]:
     yield kernel
-    left = kernel.run(LET_GO)
-    assert left.ok().text == "0", left
+    result = kernel.run(LET_GO)
+    assert result.ok().text == "0", result
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_stacks_show_where_every_rank_is(nb: Notebook) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "explanation"),
     [
         ("%mdb trainers", "%mdb takes no arguments"),
         ("%%mdb trainers\np x", "none of these ranks is stopped"),
@@ -120,9 +120,9 @@ def test_stacks_show_where_every_rank_is(nb: Notebook) -> None:
         ("%mpm trainers", "has 4 ranks: say which"),
     ],
 )
-def test_mistyped_commands_are_explained(nb: Notebook, line: str, told: str) -> None:
+def test_mistyped_commands_are_explained(nb: Notebook, line: str, explanation: str) -> None:
     cell = nb.run(line)
-    assert told in cell.stderr + cell.traceback
+    assert explanation in cell.stderr + cell.traceback
     assert nb.run("1 + 1").ok().text == "2"
 
 
@@ -141,6 +141,6 @@ def test_mistyped_commands_are_explained(nb: Notebook, line: str, told: str) -> 
     ],
 )
 def test_commands_and_their_arguments_are_completed(nb: Notebook, line: str, offered: set[str]) -> None:
-    found = set(nb.complete(line))
-    assert offered <= found
-    assert "print" not in found
+    matches = set(nb.complete(line))
+    assert offered <= matches
+    assert "print" not in matches

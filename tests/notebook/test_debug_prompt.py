@@ -26,8 +26,8 @@ def kernel() -> Iterator[Debugged]:
 @pytest.fixture
 def nb(kernel: Debugged) -> Iterator[Debugged]:
     yield kernel
-    left = kernel.run(LET_GO)
-    assert left.ok().text == "0", left
+    result = kernel.run(LET_GO)
+    assert result.ok().text == "0", result
 
 
 def test_eight_stopped_ranks_are_listed_focused_stepped_and_resumed(nb: Debugged) -> None:
@@ -70,7 +70,7 @@ def test_the_call_goes_on_to_the_next_breakpoint_and_asks_again(nb: Debugged) ->
 
 def test_the_table_of_an_open_question_includes_later_stops(nb: Debugged, tmp_path: Path) -> None:
     request = nb.start(f"t.slice(gpus=slice(2)).late.call({str(tmp_path)!r}).get()", asks=True)
-    assert nb.asked() == "mdb trainers[gpus=0]> "
+    assert nb.next_prompt() == "mdb trainers[gpus=0]> "
     (tmp_path / "asked").touch()
     talk = Talk()
     nb.read_until(request, talk, lambda: "2 of 8  at Cell In[3]:46 in Trainer.late  trainers gpus=0-1" in talk.text)
@@ -132,12 +132,12 @@ def test_frames_of_an_error_open_at_a_prompt_by_ipythons_debug(nb: Debugged) -> 
 
 
 def test_a_question_that_nobody_needs_answered_any_more_is_given_up(nb: Debugged, tmp_path: Path) -> None:
-    asked = tmp_path / "asked"
-    elsewhere = f"while not os.path.exists({str(asked)!r}): time.sleep(0.01)\nmonarch.debug.resume()"
+    flag = tmp_path / "asked"
+    elsewhere = f"while not os.path.exists({str(flag)!r}): time.sleep(0.01)\nmonarch.debug.resume()"
     nb.run(f"elsewhere = threading.Thread(target=exec, args=({elsewhere!r}, globals()))").ok()
     request = nb.start("elsewhere.start(); t.slice(gpus=0).step.call_one(2).get()", asks=True)
-    assert nb.asked() == "mdb trainers[gpus=0]> "
-    asked.touch()
+    assert nb.next_prompt() == "mdb trainers[gpus=0]> "
+    flag.touch()
     talk = nb.go_on(request, Talk())
     assert "any more" not in talk.text, "the view answers the question that is left"
     assert talk.cell.text == "0"
@@ -148,7 +148,7 @@ def test_a_rank_killed_externally_during_the_prompt_ends_the_cell(nb: Debugged) 
     nb.run("killed = w.spawn('killed', Trainer)").ok()
     pid = int(nb.run("killed.slice(gpus=6).pid.call_one().get()").ok().text)
     request = nb.start("killed.slice(gpus=6).step.call_one(2).get()", asks=True)
-    assert nb.asked() == "mdb killed[gpus=6]> "
+    assert nb.next_prompt() == "mdb killed[gpus=6]> "
     os.kill(pid, signal.SIGKILL)
     talk = nb.go_on(request, Talk())
     assert f"pid {pid}" in talk.cell.traceback
@@ -161,13 +161,13 @@ def test_front_ends_without_subshells_see_stops_and_steps_of_the_prompt(nb: Debu
     view.send(type="watch", topic="debug", id="D")
     view.until(lambda view: bool(view.of("debug")))
     request = nb.start(ALL_STOPPED, asks=True)
-    nb.asked()
+    nb.next_prompt()
     view.until(lambda view: view.of("debug")[-1]["stopped"] == RANKS)
     (group,) = view.of("debug")[-1]["groups"]
     assert (group["where"], group["file"], group["line"]) == ("gpus=0-7", "Cell In[3]", 17)
     nb.client.input("n")
-    nb.asked()
-    view.until(lambda view: [one["line"] for one in view.of("debug")[-1]["groups"]] == [18])
+    nb.next_prompt()
+    view.until(lambda view: [row["line"] for row in view.of("debug")[-1]["groups"]] == [18])
     nb.client.input("c")
     assert nb.go_on(request, Talk()).cell.error is None
     view.until(lambda view: view.of("debug")[-1]["groups"] == [])

@@ -20,13 +20,13 @@ def kernel() -> Iterator[Debugged]:
 
 @pytest.fixture
 def view(kernel: Debugged) -> Iterator[ViewClient]:
-    made = ViewClient(kernel)
-    made.send(type="watch", topic="debug", id="D")
-    made.until(lambda view: bool(view.of("debug")))
+    client = ViewClient(kernel)
+    client.send(type="watch", topic="debug", id="D")
+    client.until(lambda view: bool(view.of("debug")))
     try:
-        yield made
+        yield client
     finally:
-        made.close()
+        client.close()
         kernel.run(LET_GO).ok()
 
 
@@ -35,8 +35,8 @@ def now(view: ViewClient) -> dict[str, Any]:
     return view.of("debug")[-1]
 
 
-def do(view: ViewClient, what: str, **more: Any) -> dict[str, Any]:
-    reply = view.ask("debug", do=what, **more)
+def do(view: ViewClient, command: str, **more: Any) -> dict[str, Any]:
+    reply = view.ask("debug", do=command, **more)
     assert reply["ok"], reply
     return dict(reply["result"])
 
@@ -55,14 +55,14 @@ def test_a_view_drives_stopped_ranks_while_the_cell_waits(kernel: Debugged, view
     needs_subshell(view)
     assert now(view)["groups"] == []
     request = str(kernel.client.execute("t.step.call(2).get()", allow_stdin=True))
-    assert kernel.asked().startswith("mdb trainers[gpus=")  # which nobody answers; some may not have stopped yet
+    assert kernel.next_prompt().startswith("mdb trainers[gpus=")  # nobody answers; some may not have stopped yet
     (group,) = stopped(view, RANKS)["groups"]
     assert (group["name"], group["where"], group["ranks"], group["of"]) == ("trainers", "gpus=0-3", [0, 1, 2, 3], RANKS)
     assert (group["file"], group["line"], group["text"]) == ("Cell In[3]", 17, "breakpoint()")
     assert group["source"]["lines"][17 - group["source"]["first"]].strip() == "breakpoint()"
     assert now(view)["tree"][0]["count"] == RANKS
 
-    variables = {each["name"]: each for each in do(view, "locals")["locals"]}
+    variables = {row["name"]: row for row in do(view, "locals")["locals"]}
     assert [value["text"] for value in variables["x"]["values"]] == ["2"]
     odd = variables["loss"]["values"][0]
     assert (odd["text"], odd["odd"], odd["where"], odd["unusual"]) == ("nan", "NaN", "gpus=3", True)
@@ -100,12 +100,12 @@ def test_frames_are_shown_to_all_views_and_senseless_requests_refused(kernel: De
     view.until(lambda view: now(view)["groups"][0]["current"] == 0)
     source = now(view)["groups"][0]["source"]
     assert source["lines"][source["line"] - source["first"]].strip() == "return self.loss(scaled)"
-    assert "scaled" in {each["name"] for each in do(view, "locals")["locals"]}
+    assert "scaled" in {row["name"] for row in do(view, "locals")["locals"]}
     do(view, "frame", frame=1)
-    assert "values" in {each["name"] for each in do(view, "locals")["locals"]}
-    (found,) = do(view, "breakpoints")["breakpoints"]
-    assert found["where"] == "Trainer.loss"
-    do(view, "clear", number=found["number"])
+    assert "values" in {row["name"] for row in do(view, "locals")["locals"]}
+    (point,) = do(view, "breakpoints")["breakpoints"]
+    assert point["where"] == "Trainer.loss"
+    do(view, "clear", number=point["number"])
     assert "no 'jump'" in view.ask("debug", do="jump")["error"]
     assert "write an expression" in view.ask("debug", do="eval", text=" ")["error"]
     do(view, "continue")

@@ -50,8 +50,8 @@ def test_a_restarted_kernel_goes_on_with_its_mesh_and_names(files: Path) -> None
         pids = notebook.run("trainers.run(os.getpid).get().values()").ok().text
         notebook.run("waits = mine.slice(gpus=1).stopped.call_one()").ok()
         notebook.run("row = trainers.flatten('all'); last = mine.slice(gpus=1)").ok()
-        left = notebook.run("%detach trainers --lease 2m").ok()
-        assert "trainers is left for 2m: %attach trainers comes back to it" in left.stdout
+        detached = notebook.run("%detach trainers --lease 2m").ok()
+        assert "trainers is left for 2m: %attach trainers comes back to it" in detached.stdout
         assert "attach" in notebook.run("mine.add.call(1).get()").traceback
         notebook.restart()
         listed = notebook.run("%attach").ok().stdout
@@ -102,8 +102,8 @@ def test_a_killed_kernel_leaves_its_kept_mesh_and_takeovers_are_reported(
         assert f"held by the kernel of train.ipynb (process {first.pid} on" in refused
         assert "taken over from the kernel of train.ipynb" in second.run("%attach trainers --steal").ok().stdout
         assert second.run("mine.add.call(1).get().values()").ok().text == "[7, 7]"
-        told = first.run("mine.add.call(1).get()").traceback
-        assert f"taken over by the kernel of train.ipynb (process {second.pid} on" in told
+        traceback = first.run("mine.add.call(1).get()").traceback
+        assert f"taken over by the kernel of train.ipynb (process {second.pid} on" in traceback
         second.run("%stop trainers").ok()
         os.kill(second.pid, signal.SIGKILL)  # the last one that had something on the host of the first
     finally:

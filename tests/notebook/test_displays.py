@@ -26,28 +26,28 @@ class Table:
 """
 
 
-def seen(cell: Cell) -> list[dict[str, str]]:
-    """What stands in the cell at its end, in order: streams, and displays as they were last updated."""
-    found: list[dict[str, str]] = []
-    places: dict[str, int] = {}
+def data_of(cell: Cell) -> list[dict[str, str]]:
+    """The final outputs of a cell, in order: streams, and displays as they were last updated."""
+    outputs: list[dict[str, str]] = []
+    indexes: dict[str, int] = {}
     for message in cell.messages:
         kind, content = message["msg_type"], message["content"]
         if kind == "stream":
-            found.append({"text/plain": content["text"].rstrip("\n")})
+            outputs.append({"text/plain": content["text"].rstrip("\n")})
         elif kind in ("display_data", "update_display_data"):
-            place = content["transient"].get("display_id", "")
+            display = content["transient"].get("display_id", "")
             if kind == "update_display_data":
-                found[places[place]] = content["data"]
+                outputs[indexes[display]] = content["data"]
             else:
-                places[place] = len(found)
-                found.append(content["data"])
-    return [one for one in found if one != {"text/plain": "", "text/html": ""}]
+                indexes[display] = len(outputs)
+                outputs.append(content["data"])
+    return [item for item in outputs if item != {"text/plain": "", "text/html": ""}]
 
 
 def order(cell: Cell) -> list[str]:
     """The same as text: kinds of pictures, texts without their ranks."""
-    told = ("image" if "image/png" in one else one.get("text/html") or one["text/plain"] for one in seen(cell))
-    lines = [line for text in told for line in text.split("\n")]
+    texts = ("image" if "image/png" in item else item.get("text/html") or item["text/plain"] for item in data_of(cell))
+    lines = [line for text in texts for line in text.split("\n")]
     return [short for line in lines if (short := re.sub(r"\[.*?\] ?", "", line))]
 
 
@@ -57,10 +57,10 @@ def test_equal_figures_of_all_ranks_are_one_image_with_their_ranks(nb: Notebook)
     cell = nb.run(
         "%%on w\nimport matplotlib.pyplot as plt\nprint('before')\nplt.plot([1, 2])\nplt.show()\nprint('after')", 60
     ).ok()
-    images = [one for one in seen(cell) if "image/png" in one]
+    images = [item for item in data_of(cell) if "image/png" in item]
     assert len(images) == 1
     assert base64.b64decode(images[0]["image/png"]).startswith(PNG)
-    assert {"text/plain": "[gpus=0-3]"} in seen(cell)
+    assert {"text/plain": "[gpus=0-3]"} in data_of(cell)
     assert set(order(cell)[: order(cell).index("image")]) == {"before"}
     assert order(cell)[-1] == "after"
     assert not nb.run("%%on w\nplt.get_fignums()").ok().text.endswith("1]")  # closed, as in a notebook
@@ -83,7 +83,7 @@ def test_different_figures_stand_side_by_side_each_with_its_rank(nb: Notebook) -
     cell = nb.run(
         "%%on w\nimport matplotlib.pyplot as plt\nplt.plot([rank, 2])", 60
     ).ok()  # no show(): as in a notebook
-    [row] = [one for one in seen(cell) if "<img" in one.get("text/html", "")]
+    [row] = [item for item in data_of(cell) if "<img" in item.get("text/html", "")]
     assert re.findall(r"<figcaption>(.*?)</figcaption>", row["text/html"]) == [f"gpus={rank}" for rank in range(4)]
     assert row["text/html"].count('src="data:image/png;base64,iVBOR') == 4
 
@@ -92,13 +92,13 @@ def test_different_figures_stand_side_by_side_each_with_its_rank(nb: Notebook) -
 @figures
 def test_figures_that_are_values_are_shown_and_only_once(nb: Notebook) -> None:
     cell = nb.run("%%on w\nimport matplotlib.pyplot as plt\nfigure, axes = plt.subplots()\nfigure", 60).ok()
-    assert seen(cell) == []
+    assert data_of(cell) == []
     assert cell.html.count("<img") == 1
     assert "<figcaption>gpus=0-3</figcaption>" in cell.html
     source = "def draw():\n    import matplotlib.pyplot as plt\n    return plt.subplots()[0]\nw.run(draw).get()"
     opened = nb.run(source, 60).ok()
     assert opened.html.count("<img") == 1
-    assert seen(opened) == []
+    assert data_of(opened) == []
 
 
 def test_displays_of_an_endpoint_stand_between_its_printed_lines(nb: Notebook) -> None:
@@ -106,12 +106,12 @@ def test_displays_of_an_endpoint_stand_between_its_printed_lines(nb: Notebook) -
     nb.run(TABLE + show).ok()
     for number in range(3):
         cell = nb.run(f"w.slice(gpus=0).run(show, {number}).get()\nprint('next')").ok()
-        found = order(cell)
-        table = found.index(f"<table><tr><td>{number}</td></tr></table>")
-        assert set(found[:table]) == {"before"}
-        assert set(found[table + 1 : -1]) == {"after"}
-        assert found[-1] == "next"
-        assert seen(nb.run("None")) == []  # nothing lands in the next cell
+        lines = order(cell)
+        table = lines.index(f"<table><tr><td>{number}</td></tr></table>")
+        assert set(lines[:table]) == {"before"}
+        assert set(lines[table + 1 : -1]) == {"after"}
+        assert lines[-1] == "next"
+        assert data_of(nb.run("None")) == []  # nothing lands in the next cell
     assert "Table(2)" in nb.run("w.logs().text").ok().text
 
 
@@ -133,7 +133,7 @@ def nested():
 """
     nb.run(TABLE + source).ok()
     cell = nb.run("w.slice(gpus=slice(0, 2)).run(nested).get()").ok()
-    label, table = seen(cell)
+    label, table = data_of(cell)
     assert label["text/plain"] in ("[gpus=0-1]", "[w gpus=0-1]")  # named beside other meshes, as the inner one is
     assert table == {"text/plain": "Table('within')", "text/html": "<table><tr><td>within</td></tr></table>"}
 
@@ -145,10 +145,10 @@ def test_late_displays_go_to_the_cell_that_made_the_call(nb: Notebook, tmp_path:
     request = nb.start("pending = w.run(late)")
     nb.finish(request).ok()
     gate.touch()
-    while "text/html" not in (content := nb.later(request, "display_data"))["data"]:
+    while "text/html" not in (content := nb.next_message(request, "display_data"))["data"]:
         pass
     assert "late" in content["data"]["text/html"]
-    assert seen(nb.run("pending.get();").ok()) == []
+    assert data_of(nb.run("pending.get();").ok()) == []
 
 
 def test_displays_are_updated_and_cleared_in_place(nb: Notebook) -> None:
@@ -194,5 +194,5 @@ def test_displays_that_are_too_large_become_a_line(nb: Notebook) -> None:
 
 def test_a_front_end_that_captures_gets_displays_too(nb: Notebook) -> None:
     nb.run(TABLE).ok()
-    assert seen(nb.run("%%capture captured\nw.run(lambda: display(Table(1))).get()").ok()) == []
+    assert data_of(nb.run("%%capture captured\nw.run(lambda: display(Table(1))).get()").ok()) == []
     assert "<td>1</td>" in nb.run("[one.data.get('text/html') for one in captured.outputs]").ok().text

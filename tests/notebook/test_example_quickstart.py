@@ -16,24 +16,24 @@ def example(blank: Notebook) -> Example:
 
 
 def test_the_quickstart_ends_above_95_percent_of_test_accuracy(example: Example) -> None:
-    told = example.text("result")
-    found = re.search(r"test accuracy +([\d.]+)%", told)
-    assert found is not None, told
-    assert float(found[1]) > 95
-    assert re.search(r"kill to healed +[1-9]\d* ms", told), told
+    text = example.text("result")
+    match = re.search(r"test accuracy +([\d.]+)%", text)
+    assert match is not None, text
+    assert float(match[1]) > 95
+    assert re.search(r"kill to healed +[1-9]\d* ms", text), text
 
 
 def test_the_failure_names_mesh_rank_host_signal_and_the_way_out(example: Example) -> None:
     assert {name: cell.error["ename"] for name, cell in example.shown.items() if cell.error} == {
         "kill": "SupervisionError"
     }
-    told = example.shown["kill"].traceback
-    assert re.search(r"mesh +trainers, gpus=2", told)
-    assert re.search(r"host +\w+, pid \d+", told)
-    assert "signal 9 (SIGKILL)" in told
-    assert "heal_mesh(trainers)" in told
-    assert "monarch_nb" not in told  # the engine's own frames are nobody's business
-    assert told.count("SIGKILL") <= 3, "told once"
+    text = example.shown["kill"].traceback
+    assert re.search(r"mesh +trainers, gpus=2", text)
+    assert re.search(r"host +\w+, pid \d+", text)
+    assert "signal 9 (SIGKILL)" in text
+    assert "heal_mesh(trainers)" in text
+    assert "monarch_nb" not in text  # the engine's own frames are nobody's business
+    assert text.count("SIGKILL") <= 3, "told once"
 
 
 def test_one_process_is_new_after_the_heal_and_three_remain(example: Example) -> None:

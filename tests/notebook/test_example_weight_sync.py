@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 def test_the_policy_of_the_example_learns(fresh: Notebook) -> None:
     example = Example("weight_sync.ipynb").run(fresh)
-    told = example.text("train")
-    rewards = re.search(r"reward (-[\d.]+) -> (-[\d.]+), version 151, the last game by \[150, 150\]", told)
-    assert rewards is not None, told
+    text = example.text("train")
+    rewards = re.search(r"reward (-[\d.]+) -> (-[\d.]+), version 151, the last game by \[150, 150\]", text)
+    assert rewards is not None, text
     assert float(rewards[2]) > -0.2 > float(rewards[1])
     assert example.text("columns") == "(True, True)"
     assert "cross-memory" in example.text("routes")

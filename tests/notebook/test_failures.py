@@ -30,13 +30,13 @@ def test_killing_a_rank_during_its_call_ends_the_cell_informatively(nb: Notebook
     cell = nb.finish(request, timeout=20)
     assert cell.error is not None
     assert cell.error["ename"] == "SupervisionError"
-    told = cell.traceback
-    assert "a.work() cannot be answered: a, gpus=2 died: killed by signal 9 (SIGKILL)" in told
-    assert f"pid {victim}" in told
-    assert "| working" in told
-    assert "heal_mesh(a)" in told
-    assert "----> 1 a" in told  # the cell's own line, and below it the story without the engine's frames
-    assert "monarch_nb" not in told
+    text = cell.traceback
+    assert "a.work() cannot be answered: a, gpus=2 died: killed by signal 9 (SIGKILL)" in text
+    assert f"pid {victim}" in text
+    assert "| working" in text
+    assert "heal_mesh(a)" in text
+    assert "----> 1 a" in text  # the cell's own line, and below it the story without the engine's frames
+    assert "monarch_nb" not in text
     assert f"pid {victim}" in cell.error["evalue"]  # what headless runners quote
     assert cell.shown == []  # told by the call, and only there
     nb.run("%interrupt a").ok()
@@ -72,7 +72,7 @@ def test_a_death_while_idle_is_shown_once_in_the_last_cell(nb: Notebook) -> None
     request = nb.start("'idle'")
     nb.finish(request)
     os.kill(victim, signal.SIGKILL)
-    shown = nb.later(request, "display_data")["data"]
+    shown = nb.next_message(request, "display_data")["data"]
     assert "gpus=3 died: killed by signal 9 (SIGKILL)" in shown["text/plain"]
     assert f"pid {victim}" in shown["text/html"]
     again = nb.run("1 + 1").ok()
@@ -168,10 +168,10 @@ if rank in (1, 2):
     nb.interrupt()
     nb.finish(request)
     nb.interrupt()
-    told = nb.shows(request, "has not stopped")
+    notice = nb.shows(request, "has not stopped")
     nb.run(f"interrupted_calls.GIVE_UP_SECONDS = {patience}").ok()
-    assert "w gpus=1-2 has not stopped within 2 s" in told
-    assert "%heal w gpus=1-2 --kill kills their processes and starts them again" in told
+    assert "w gpus=1-2 has not stopped within 2 s" in notice
+    assert "%heal w gpus=1-2 --kill kills their processes and starts them again" in notice
     assert "killed 2 procs of w and healed 2" in nb.run("%heal w gpus=1-2 --kill").ok().stdout
     after = [pid_of(nb, rank) for rank in range(4)]
     assert [old != new for old, new in zip(before, after, strict=True)] == [False, True, True, False]
@@ -210,7 +210,7 @@ def test_a_failure_between_cells_interrupts_nothing(nb: Notebook) -> None:
     request = nb.start("'idle'")
     nb.finish(request)
     os.kill(victim, signal.SIGKILL)
-    assert "gpus=2 died" in nb.later(request, "display_data")["data"]["text/plain"]
+    assert "gpus=2 died" in nb.next_message(request, "display_data")["data"]["text/plain"]
     assert nb.run("monarch.configure(interrupt_on_failure=False); 1 + 1").ok()
 
 
@@ -283,7 +283,7 @@ def test_eight_ranks_that_a_broadcast_fails_are_one_card(eight: Notebook) -> Non
 def settled(nb: Notebook, request: str) -> list[dict[str, Any]]:
     """What the displays of a cell show once all eight ranks are told of, by the order in which they came."""
     shown: dict[str, dict[str, Any]] = {}
-    while not any("8 of 8 ranks" in one["text/plain"] for one in shown.values()):
+    while not any("8 of 8 ranks" in display["text/plain"] for display in shown.values()):
         message = nb._next(request, time.monotonic() + 15)
         if "display_data" in message["msg_type"]:
             shown[message["content"]["transient"]["display_id"]] = message["content"]["data"]
@@ -295,11 +295,11 @@ def test_a_call_failing_of_an_unclaimed_death_reports_it_briefly(eight: Notebook
     eight.finish(request)
     [shown] = settled(eight, request)
     assert "| going down" in shown["text/plain"]
-    later = eight.run("leavers.ok.call().get()")
-    assert "leavers: 8 of 8 ranks ended with exit status 7" in later.traceback
-    assert "the details were shown when it happened" in later.traceback
-    assert "heal_mesh(leavers) brings them back" in later.traceback
-    assert "going down" not in later.traceback
+    second = eight.run("leavers.ok.call().get()")
+    assert "leavers: 8 of 8 ranks ended with exit status 7" in second.traceback
+    assert "the details were shown when it happened" in second.traceback
+    assert "heal_mesh(leavers) brings them back" in second.traceback
+    assert "going down" not in second.traceback
 
 
 def test_with_live_displays_the_error_and_its_bar_are_one_output(eight: Notebook) -> None:
@@ -329,7 +329,7 @@ def test_preempted_hosts_are_one_card_until_they_stay(nb: Notebook) -> None:
     nb.run(NOTICED).ok()
     request = nb.start("notice(seconds=30.0, at=1.0)")
     nb.finish(request)
-    card = nb.later(request, "display_data")["data"]
+    card = nb.next_message(request, "display_data")["data"]
     host = nb.run("current_runtime().host.rpartition('.')[0]").ok().text.strip("'")
     assert card["text/plain"].startswith(
         f"Host {host} is about to be taken away (Slurm job 7 has reached its time limit"
@@ -341,5 +341,5 @@ def test_preempted_hosts_are_one_card_until_they_stay(nb: Notebook) -> None:
     assert "is about to be taken away" in shown.html
     request = nb.start("notice(at=1.0, over=True)")
     nb.finish(request)
-    assert "it is as before" in nb.later(request, "display_data")["data"]["text/plain"]
+    assert "it is as before" in nb.next_message(request, "display_data")["data"]["text/plain"]
     assert "taken away" not in nb.run("w").ok().html

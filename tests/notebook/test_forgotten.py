@@ -14,7 +14,7 @@ def shown_by(nb: Notebook, source: str) -> Cell:
     request = nb.start(source)
     cell = nb.finish(request).ok()
     while MISSING not in cell.stderr or "ZeroDivisionError" not in cell.stderr:
-        cell.stderr += nb.later(request, "stream")["text"]
+        cell.stderr += nb.next_message(request, "stream")["text"]
     return cell
 
 

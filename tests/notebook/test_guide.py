@@ -30,10 +30,10 @@ def test_commands_the_guide_suggests_first_work_when_typed() -> None:
                 assert cell.stderr == "", line
             if line.startswith("trainers.step"):
                 assert "all 4 ranks: 1" in cell.text
-        later = notebook.run("%mesh few gpus=1\n%monarch").ok()
-        assert "Running now" in later.text
-        assert "few" in later.text
-        assert "few" in later.html
+        second = notebook.run("%mesh few gpus=1\n%monarch").ok()
+        assert "Running now" in second.text
+        assert "few" in second.text
+        assert "few" in second.html
     finally:
         notebook.close()
 
@@ -62,12 +62,12 @@ def test_running_meshes_can_be_typed_under_the_names_the_guide_uses(nb: Notebook
 def test_the_doctor_looks_at_the_kernel_and_at_each_host(nb: Notebook) -> None:
     nb.run("from monarch.actor import local_hosts; doctored = local_hosts(2)").ok()
     meshes = nb.run("%meshes").ok().text
-    found = nb.run("%monarch doctor").ok()
-    assert found.stderr == ""
-    assert "No problems were found." in found.text or "✗" not in found.text
+    report = nb.run("%monarch doctor").ok()
+    assert report.stderr == ""
+    assert "No problems were found." in report.text or "✗" not in report.text
     for about in ("kernel ", "comm ", "a process", "open files", "ports", "shared memory", "versions"):
-        assert f"✓ {about}" in found.text or f"! {about}" in found.text, about
-    assert "this machine" in found.html
+        assert f"✓ {about}" in report.text or f"! {about}" in report.text, about
+    assert "this machine" in report.html
     assert nb.run("%meshes").ok().text == meshes  # what it has started is gone
     nb.run("doctored.shutdown().get()").ok()
 
@@ -107,17 +107,17 @@ def test_doctor_reports_the_front_ends_abilities_as_this_kernel_has_them(nb: Not
     except queue.Empty:
         debugger = False
     for name, signs in FRONT_ENDS.items():
-        told = json.loads(nb.finish(nb.start(LEVELS.format(signs=signs), asks=True)).ok().stdout)
-        assert told["front end"].startswith(name)
-        assert told["displays"].startswith("live") is widget, name
-        assert told["buttons"].startswith("none") is not widget, name
-        assert "the running cell ends" not in told["buttons"] or not past_cells, name
-        assert not told["buttons"].startswith("they work while a cell runs") or past_cells, name
+        levels = json.loads(nb.finish(nb.start(LEVELS.format(signs=signs), asks=True)).ok().stdout)
+        assert levels["front end"].startswith(name)
+        assert levels["displays"].startswith("live") is widget, name
+        assert levels["buttons"].startswith("none") is not widget, name
+        assert "the running cell ends" not in levels["buttons"] or not past_cells, name
+        assert not levels["buttons"].startswith("they work while a cell runs") or past_cells, name
         if name != "Colab":
-            assert ("this kernel has no debugger" in told["bug button"]) is not debugger, name
+            assert ("this kernel has no debugger" in levels["bug button"]) is not debugger, name
         alone = json.loads(nb.run(LEVELS.format(signs=signs)).ok().stdout)  # a cell that takes no questions
         assert "StoppedAtBreakpoint" in alone["debugger"]
-        assert "StoppedAtBreakpoint" not in told["debugger"]
+        assert "StoppedAtBreakpoint" not in levels["debugger"]
 
 
 def test_an_unknown_word_is_refused_with_the_list_of_known_ones(nb: Notebook) -> None:

@@ -28,9 +28,9 @@ def helped(nb: Notebook) -> Iterator[Notebook]:
 
 @pytest.mark.parametrize("code", ["helped.learn", "helped.learn.call", "helped.learn.broadcast"])
 def test_help_shows_the_signature_and_docstring_of_the_users_method(helped: Notebook, code: str) -> None:
-    told = helped.inspect(code)
-    assert "(batch: list[int], *, decay: float = 0.5)" in told
-    assert "One step of training; gives the loss." in told
+    text = helped.inspect(code)
+    assert "(batch: list[int], *, decay: float = 0.5)" in text
+    assert "One step of training; gives the loss." in text
 
 
 def test_the_signature_shows_what_each_adverb_returns(helped: Notebook) -> None:

@@ -14,8 +14,8 @@ def test_what_ranks_have_used_is_kept_from_the_beginning(nb: Notebook) -> None:
         uid = nb.run("from monarch_nb.mesh import state_of; state_of(a).uid").ok().text.strip("'")
         view.send(type="watch", topic="history", id="h1", mesh=uid)
         view.until(lambda view: bool(view.of("history")) and view.of("history")[-1]["ranks"] == 4, 40)
-        seen = view.of("history")[-1]
-        by_name = {measure["name"]: measure for measure in seen["measures"]}
+        newest = view.of("history")[-1]
+        by_name = {measure["name"]: measure for measure in newest["measures"]}
         assert {"CPU, cores", "memory, MB"} <= by_name.keys()
         assert len(by_name["memory, MB"]["lines"]) == 4
         assert by_name["memory, MB"]["peak"].startswith(tuple("123456789"))

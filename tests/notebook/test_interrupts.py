@@ -36,9 +36,9 @@ def offered(cell: Cell) -> dict[str, Any]:
     return display
 
 
-def last(nb: Notebook, request: str, what: str) -> str:
+def last(nb: Notebook, request: str, part: str) -> str:
     """The last lines of the offer, once it has none any more."""
-    return nb.shows(request, what).partition("\n")[2]
+    return nb.shows(request, part).partition("\n")[2]
 
 
 def last_line(text: str) -> str:
@@ -97,10 +97,10 @@ def test_an_uninterruptible_c_call_is_named_with_what_ends_it(nb: Notebook) -> N
     nb.run("from monarch_kernel import interrupted_calls; interrupted_calls.GIVE_UP_SECONDS = 2.0").ok()
     request, _ = stopped(nb, "left = a.slice(gpus=1).receive.call_one()\nleft.get()", "waiting for a byte")
     nb.interrupt()
-    told = nb.shows(request, "has not reacted within 1 s")
+    notice = nb.shows(request, "has not reacted within 1 s")
     nb.interrupt()  # once is enough
-    assert "a gpus=1 has not reacted within 1 s: a.receive() waits in `mine.recv(1)` (Cell In[" in told
-    assert "%heal a gpus=1 --kill kills its process and starts it again" in told
+    assert "a gpus=1 has not reacted within 1 s: a.receive() waits in `mine.recv(1)` (Cell In[" in notice
+    assert "%heal a gpus=1 --kill kills its process and starts it again" in notice
     assert "a.receive() on a gpus=1 has not stopped within 2 s" in nb.shows(request, "has not stopped")
     nb.run("interrupted_calls.GIVE_UP_SECONDS = 5.0").ok()
     assert "a gpus=1 has not reacted within 1 s" in nb.run("%interrupt a").ok().stdout
@@ -109,8 +109,8 @@ def test_an_uninterruptible_c_call_is_named_with_what_ends_it(nb: Notebook) -> N
 
 @pytest.mark.slow
 def test_a_later_wait_says_what_the_ranks_are_still_busy_with(nb: Notebook) -> None:
-    _, left = stopped(nb, "a.nap.call(600).get()", "asleep")
-    assert "0 of 4 ranks have answered a.nap(). It goes on: %interrupt a ends it there" in left.traceback
+    _, ended = stopped(nb, "a.nap.call(600).get()", "asleep")
+    assert "0 of 4 ranks have answered a.nap(). It goes on: %interrupt a ends it there" in ended.traceback
     request = nb.start("a.pid.call().get()")
     cell = Cell()
     nb.until(request, cell, "gpus=0-3 busy")
@@ -118,8 +118,8 @@ def test_a_later_wait_says_what_the_ranks_are_still_busy_with(nb: Notebook) -> N
     nb.interrupt()
     nb.finish(request)
     nb.interrupt()
-    told = last(nb, request, "Interrupted")
-    assert told == "Interrupted a.nap() on a gpus=0-3.\na.pid() had not begun, and does not."
+    notice = last(nb, request, "Interrupted")
+    assert notice == "Interrupted a.nap() on a gpus=0-3.\na.pid() had not begun, and does not."
     assert nb.run("%interrupt a").ok().stdout == "nothing runs on a gpus=0-3\n"
 
 
@@ -155,19 +155,19 @@ finally:
     assert "Interrupt the ranks of a<" in both["text/html"]
     assert "Interrupt the ranks of b<" in both["text/html"]
     nb.interrupt()
-    told = last(nb, request, "Interrupted")
-    assert told.splitlines() == ["Interrupted a.nap() on a gpus=0-3.", "Interrupted b.work() on b gpus=0."]
+    notice = last(nb, request, "Interrupted")
+    assert notice.splitlines() == ["Interrupted a.nap() on a gpus=0-3.", "Interrupted b.work() on b gpus=0."]
     nb.run("b.stop().get()").ok()
 
 
 def test_stop_means_the_newest_cell_and_no_earlier_ranks(nb: Notebook) -> None:
     request, _ = stopped(nb, "left = a.work.call(60, 'begun')\nleft.get()")
-    later, cell = nb.start("print('looping')\nwhile True: time.sleep(0.01)"), Cell()
-    nb.until(later, cell, "looping")
-    told = nb.shows(request, "Stop means")
-    assert last_line(told) == "It goes on: %interrupt a ends it there. Stop means the cell that has begun since."
+    second, cell = nb.start("print('looping')\nwhile True: time.sleep(0.01)"), Cell()
+    nb.until(second, cell, "looping")
+    notice = nb.shows(request, "Stop means")
+    assert last_line(notice) == "It goes on: %interrupt a ends it there. Stop means the cell that has begun since."
     nb.interrupt()
-    assert nb.finish(later).traceback.splitlines()[-1].startswith("KeyboardInterrupt")
+    assert nb.finish(second).traceback.splitlines()[-1].startswith("KeyboardInterrupt")
     nb.interrupt()  # the kernel is idle: it means nothing
     assert nb.run("left.done()").ok().text == "False"
     assert nb.run("%interrupt a").ok().stdout == "interrupted a.work() on a gpus=0-3\n"

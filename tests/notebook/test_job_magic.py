@@ -57,15 +57,15 @@ def test_a_job_of_another_program_is_used_and_ended_from_views(nb: Notebook, tmp
     number = json.loads((tmp_path / ".monarch/jobs/lab.json").read_text())["apply_id"]
     view = ViewClient(nb)
     try:
-        (place,) = [place for place in view.ask("places")["result"]["places"] if place["name"] == "lab"]
-        assert (place["why"], place["hosts"]) == ("", {"trainers": 2, "loaders": 1})
+        (engine,) = [engine for engine in view.ask("places")["result"]["places"] if engine["name"] == "lab"]
+        assert (engine["why"], engine["hosts"]) == ("", {"trainers": 2, "loaders": 1})
         assert not job_in(view, number)["here"]
         assert job_in(view, number)["hosts"] == {"trainers": 2, "loaders": 1}
         assert f"process job {number[:8]} (lab): trainers=2, loaders=1, 3 running, st" in job_in(view, number)["text"]
         refused = nb.run(f"%mesh trainers hosts=3 slots=1 --job {number[:8]}").stderr
         assert f"{number[:8]} has 2 hosts for trainers: leave hosts= out" in refused
-        made = nb.run(f"%mesh trainers slots=1 --job {number[:8]}").ok()
-        assert made.text == "<ProcMesh 'trainers' {hosts=2, slots=1}>"
+        spawned = nb.run(f"%mesh trainers slots=1 --job {number[:8]}").ok()
+        assert spawned.text == "<ProcMesh 'trainers' {hosts=2, slots=1}>"
         assert "'lab'" in nb.run("%%on trainers\nimport os\nos.environ['MARK']").text
         assert job_in(view, number)["here"]
         assert view.ask("end_job", job=number)["result"]["text"] == f"ended the process job {number[:8]} (lab)"

@@ -46,28 +46,28 @@ def programs() -> tuple[Path, Path]:
     try:
         return interpreter("jupyterhub"), hub_proxy()
     except (subprocess.CalledProcessError, OSError) as error:
-        said = getattr(error, "stderr", "") or str(error)
-        pytest.skip(f"SKIPPED JupyterHub: it, its culler or its proxy cannot be had: {said[-500:]}")
+        text = getattr(error, "stderr", "") or str(error)
+        pytest.skip(f"SKIPPED JupyterHub: it, its culler or its proxy cannot be had: {text[-500:]}")
 
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    made = secrets.token_hex(8)
-    yield made
-    assert left_behind(made) == []
+    value = secrets.token_hex(8)
+    yield value
+    assert left_behind(value) == []
 
 
-async def page_of(place: Hub) -> Page:
-    page = Page(f"{place.url.replace('http', 'ws')}/user/{USER}", place.token, place.kernel())
+async def page_of(server: Hub) -> Page:
+    page = Page(f"{server.url.replace('http', 'ws')}/user/{USER}", server.token, server.kernel())
     await page.connect()
     await page.run("%load_ext monarch")
     return page
 
 
-async def left_training(place: Hub, first: str) -> list[int]:
+async def left_training(server: Hub, first: str) -> list[int]:
     """A mesh trains, and nobody looks any more; how far it was then."""
-    place.start()
-    page = await page_of(place)
+    server.start()
+    page = await page_of(server)
     await page.run(first)
     assert "JupyterLab of a JupyterHub" in await page.run("from monarch_kernel.front_ends import *\n"
                                                         "print(recognised(facts_of(get_ipython())))")  # fmt: skip
@@ -77,12 +77,12 @@ async def left_training(place: Hub, first: str) -> list[int]:
     return steps
 
 
-async def kept(place: Hub, mark: str) -> None:
-    before = await left_training(place, "%detach --keep 5m")
-    place.culled()
+async def trains_on(server: Hub, mark: str) -> None:
+    before = await left_training(server, "%detach --keep 5m")
+    server.culled()
     assert [process for process in marked(mark) if "ipykernel" in " ".join(process.cmdline())] == []
-    place.start()
-    page = await page_of(place)
+    server.start()
+    page = await page_of(server)
     listed = await page.run("%attach")
     assert "fleet {gpus=2} with trainers on " in listed, listed
     back = await page.run("%attach fleet")
@@ -90,27 +90,27 @@ async def kept(place: Hub, mark: str) -> None:
     assert min(json.loads(await page.run(STEPS))) > max(before) + 10, "it has trained meanwhile"
     await page.run("%stop fleet")
     page.close()
-    place.stop()
+    server.stop()
 
 
-async def not_kept(place: Hub, mark: str) -> None:
-    await left_training(place, "pass")
-    place.culled()
+async def leaves_nothing(server: Hub, mark: str) -> None:
+    await left_training(server, "pass")
+    server.culled()
     assert left_behind(mark) == []
-    place.start()
-    page = await page_of(place)
+    server.start()
+    page = await page_of(server)
     assert "no mesh was left" in await page.run("%attach")
     page.close()
-    place.stop()
+    server.stop()
 
 
 def test_a_kept_mesh_trains_on_while_its_server_is_culled(
     programs: tuple[Path, Path], mark: str, tmp_path: Path
 ) -> None:
-    with hub(tmp_path, *programs, mark) as place:
-        asyncio.run(kept(place, mark))
+    with hub(tmp_path, *programs, mark) as server:
+        asyncio.run(trains_on(server, mark))
 
 
 def test_without_that_a_culled_server_leaves_nothing(programs: tuple[Path, Path], mark: str, tmp_path: Path) -> None:
-    with hub(tmp_path, *programs, mark) as place:
-        asyncio.run(not_kept(place, mark))
+    with hub(tmp_path, *programs, mark) as server:
+        asyncio.run(leaves_nothing(server, mark))

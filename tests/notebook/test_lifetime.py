@@ -31,7 +31,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def gone(pids: list[int], folders: list[str]) -> bool:
+def all_ended(pids: list[int], folders: list[str]) -> bool:
     return not any(map(lives, pids)) and not [folder for folder in folders if Path(folder).exists()]
 
 
@@ -49,12 +49,12 @@ def test_nothing_is_left_behind(end: Callable[[Notebook], None]) -> None:
     try:
         notebook.run("%mesh w gpus=2").ok()
         pids, folders = ast.literal_eval(notebook.run(MADE).ok().text)
-        assert not gone(pids, folders)
+        assert not all_ended(pids, folders)
         end(notebook)
         deadline = time.monotonic() + 15
-        while not gone(pids, folders) and time.monotonic() < deadline:
+        while not all_ended(pids, folders) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert gone(pids, folders), (pids, folders)
+        assert all_ended(pids, folders), (pids, folders)
     finally:
         notebook.close()
 

@@ -96,22 +96,22 @@ def test_output_of_no_call_is_in_the_logs_only(talk: Notebook) -> None:
     cell = talk.run("t.slice(gpus=1).background.call_one().get()").ok()
     shown = cell.stdout
     deadline = time.monotonic() + 15
-    while "from behind" not in (found := talk.run("print('looking')\n%logs w gpus=1 --grep behind").ok()).text:
+    while "from behind" not in (logs := talk.run("print('looking')\n%logs w gpus=1 --grep behind").ok()).text:
         assert time.monotonic() < deadline
-        shown += found.stdout
-    assert "from behind" not in shown + found.stdout
-    assert re.search(r"\[gpus=1\] from behind", found.text)
-    assert "from behind" in found.html
+        shown += logs.stdout
+    assert "from behind" not in shown + logs.stdout
+    assert re.search(r"\[gpus=1\] from behind", logs.text)
+    assert "from behind" in logs.html
 
 
 def test_a_storm_of_lines_ends_in_one_folded_block(nb: Notebook) -> None:
     cell = nb.run("%%on w\nfor number in range(6000):\n    print('rank', rank, 'line', number)", timeout=60).ok()
     assert len(cell.shown) == 1
-    fold = [each for each in (*cell.displays, *cell.updates) if "more lines" in each["text/plain"]][-1]
+    fold = [display for display in (*cell.displays, *cell.updates) if "more lines" in display["text/plain"]][-1]
     shown = cell.stdout.count("rank ")  # how many, is tested in unit/test_cell_output.py
-    told = re.search(r"… ([\d,]+) more lines not shown here: %logs w shows the last of them, .*\n", fold["text/plain"])
-    assert told is not None
-    assert int(told[1].replace(",", "")) + shown == 24_000
+    match = re.search(r"… ([\d,]+) more lines not shown here: %logs w shows the last of them, .*\n", fold["text/plain"])
+    assert match is not None
+    assert int(match[1].replace(",", "")) + shown == 24_000
     last_words = fold["text/html"] + cell.stdout  # of a rank that is late, when there is room to show lines again
     for rank in range(4):
         assert f"gpus={rank}] rank {rank} line 5999\n" in last_words
@@ -137,10 +137,10 @@ def test_tqdm_is_one_live_bar_per_rank_and_a_final_line(nb: Notebook) -> None:
     assert ranks(cell.stderr, "epoch: 100%", ".* 50/50 .*") == [0, 1, 2, 3]
     assert len(lines) <= 4, "ranks of the same speed share a line"
     assert all("50/50" in line for line in lines)
-    shown = [told["text/plain"] for told in (*cell.displays, *cell.updates) if "epoch" in told.get("text/plain", "")]
+    shown = [data["text/plain"] for data in (*cell.displays, *cell.updates) if "epoch" in data.get("text/plain", "")]
     assert shown, "they are drawn while the cell waits"
-    for told in shown:
-        bars = re.findall(r"gpus=(\d)\] epoch", told)
+    for text in shown:
+        bars = re.findall(r"gpus=(\d)\] epoch", text)
         assert bars == sorted(set(bars)), "one each, in order"
     streams = [message for message in cell.messages if message["msg_type"] == "stream"]
     assert len(streams) <= 4
@@ -156,12 +156,12 @@ def test_a_traceback_printed_by_a_rank_has_the_cells_lines(nb: Notebook) -> None
 
 def test_a_crash_is_reported_with_the_line_of_its_cell(nb: Notebook) -> None:
     cell = nb.run("%%on w gpus=2\nimport ctypes\nprint('on the brink')\nctypes.string_at(0)")
-    told = cell.traceback
-    assert "| on the brink" in told
-    assert "it crashed here" in told
-    assert "Fatal Python error: Segmentation fault" in told
-    assert re.search(r'File ".+", line 4 in <module>', told)
-    assert "monarch_nb" not in told.partition("it crashed here")[2]
+    text = cell.traceback
+    assert "| on the brink" in text
+    assert "it crashed here" in text
+    assert "Fatal Python error: Segmentation fault" in text
+    assert re.search(r'File ".+", line 4 in <module>', text)
+    assert "monarch_nb" not in text.partition("it crashed here")[2]
 
 
 def test_records_of_logging_say_which_actor_and_are_shown_once(talk: Notebook) -> None:
@@ -178,7 +178,7 @@ def test_logs_can_be_followed_until_they_are_interrupted(nb: Notebook) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "error"),
     [
         ("%logs nobody", "no mesh 'nobody'"),
         ("%logs w --grep (", "not a regular expression"),
@@ -186,6 +186,6 @@ def test_logs_can_be_followed_until_they_are_interrupted(nb: Notebook) -> None:
         ("%logs w gpus=9", "gpus"),
     ],
 )
-def test_log_arguments_that_make_no_sense_are_refused(nb: Notebook, line: str, told: str) -> None:
+def test_log_arguments_that_make_no_sense_are_refused(nb: Notebook, line: str, error: str) -> None:
     cell = nb.run(line)
-    assert told in cell.traceback + cell.stderr
+    assert error in cell.traceback + cell.stderr

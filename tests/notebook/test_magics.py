@@ -124,7 +124,7 @@ def test_a_syntax_error_in_on_is_told_before_anything_runs(nb: Notebook) -> None
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "error"),
     [
         ("%mesh", "which mesh? The name of a mesh comes first"),
         ("%mesh new", "how large?"),
@@ -145,9 +145,9 @@ def test_a_syntax_error_in_on_is_told_before_anything_runs(nb: Notebook) -> None
         ("%meshes w", "takes no arguments"),
     ],
 )
-def test_mistakes_in_a_line_are_reported_in_one_line(nb_quick: Notebook, line: str, told: str) -> None:
+def test_mistakes_in_a_line_are_reported_in_one_line(nb_quick: Notebook, line: str, error: str) -> None:
     cell = nb_quick.run(line)
-    assert told in cell.stderr
+    assert error in cell.stderr
     assert cell.stderr.startswith("UsageError: ")
     assert cell.stderr.count("\n") <= 2
 
@@ -194,8 +194,8 @@ def test_names_dimensions_and_options_are_completed(nb: Notebook) -> None:
         ("%heal w ", ["gpus=", "--kill", "--replace"]),
         ("%%on w gpus=", ["0", "1", "2", "3", "0-3"]),
     ):
-        found = nb.complete(line)
-        assert found == offered if alone else set(offered) <= set(found), line
+        matches = nb.complete(line)
+        assert matches == offered if alone else set(offered) <= set(matches), line
     assert not (alone and "print" in names)
     assert "a" in nb.complete("%heal a")
     assert "print" in nb.complete("%%on w\npri"), "the body of a cell is Python"

@@ -40,7 +40,7 @@ CLOCKS = LiveView(
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def seen(notebook: Notebook, source: str) -> Cell:
+def run_shown(notebook: Notebook, source: str) -> Cell:
     """What a cell shows to a front end where somebody sits."""
     return notebook.finish(notebook.start(source, asks=True)).ok()
 
@@ -54,7 +54,7 @@ def registered(nb: Notebook) -> Iterator[Notebook]:
 
 
 def test_external_views_get_a_magic_a_widget_and_a_panel_section(registered: Notebook) -> None:
-    shown = seen(registered, "%clocks w")
+    shown = run_shown(registered, "%clocks w")
     assert shown.text == "the clock of w"
     assert WIDGET in shown.result
     assert "Show the clock of a mesh." in registered.inspect("%clocks")
@@ -67,11 +67,11 @@ def test_external_views_get_a_magic_a_widget_and_a_panel_section(registered: Not
         view.until(lambda view: len(view.of("clocks")) == 2)
         assert view.of("clocks")[-1] == {"type": "clocks", "id": "c1", "ticks": 1, "of": "w"}
         registered.run("unregister('clocks')").ok()
-        view.until(lambda view: "clocks" not in [each["name"] for each in view.of("views")[-1]["views"]])
+        view.until(lambda view: "clocks" not in [entry["name"] for entry in view.of("views")[-1]["views"]])
         assert not view.ask("view", name="clocks")["ok"]
     finally:
         view.close()
-    assert WIDGET not in seen(registered, "Clock('w')").result
+    assert WIDGET not in run_shown(registered, "Clock('w')").result
     assert "`%clocks` not found" in registered.run("%clocks w").stderr
 
 

@@ -12,12 +12,12 @@ pytestmark = pytest.mark.timeout(120)
 
 def ranks(text: str, line: str, rest: str = "") -> list[int]:
     """Which ranks a line is shown for, or one that begins so and goes on as the pattern says."""
-    found: list[int] = []
+    numbers: list[int] = []
     for spans in re.findall(rf"\[(?:w )?gpus=([\d,-]+)\] {re.escape(line)}{rest}$", text, re.MULTILINE):
         for span in spans.split(","):
             first, _, last = span.partition("-")
-            found += range(int(first), int(last or first) + 1)
-    return sorted(found)
+            numbers += range(int(first), int(last or first) + 1)
+    return sorted(numbers)
 
 
 def test_equal_lines_are_shown_once_with_their_ranks(nb: Notebook) -> None:

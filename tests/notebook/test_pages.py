@@ -60,8 +60,8 @@ def _machines(page: str) -> dict[str, int]:
     return {**ports, "0.0.0.0": ports["my-machine"]}
 
 
-def _here(text: str, ports: dict[str, int]) -> str:
-    return re.sub(r"tcp://([\w.-]+):22222", lambda found: f"tcp://127.0.0.1:{ports[found[1]]}", text)
+def _localised(text: str, ports: dict[str, int]) -> str:
+    return re.sub(r"tcp://([\w.-]+):22222", lambda match: f"tcp://127.0.0.1:{ports[match[1]]}", text)
 
 
 @pytest.mark.last
@@ -72,7 +72,7 @@ def test_the_hosts_chapter_works_on_agents_started_as_it_says(fresh: Notebook, t
     commands = [listening.replace("0.0.0.0", name) for name in ports if name not in ("0.0.0.0", "my-machine")]
     with contextlib.ExitStack() as agents:
         for command in (*commands, dialling, dialling):
-            script, *words = shlex.split(_here(command, ports))
+            script, *words = shlex.split(_localised(command, ports))
             assert script == "monarch-nb"
             agent = subprocess.Popen([sys.executable, "-m", "monarch_nb", *words], cwd=tmp_path, stdout=subprocess.PIPE)
             agents.callback(agent.wait, 20)
@@ -84,7 +84,7 @@ def test_the_hosts_chapter_works_on_agents_started_as_it_says(fresh: Notebook, t
         fresh.aside(NO_TORCH)
         for block in blocks(page):
             if block.kind == "python machines":
-                shown = fresh.run(_here(block.cell, ports), timeout=60)
+                shown = fresh.run(_localised(block.cell, ports), timeout=60)
                 assert shown.error is None, f"{block}\n{shown.traceback}"
         assert fresh.run("hosts.spawn_procs().initialized.get(timeout=30)").ok().stderr == ""
         fresh.run("from monarch.actor import shutdown_context; shutdown_context().get()").ok()

@@ -15,10 +15,10 @@ def test_the_panel_is_a_widget_and_a_table_of_meshes(nb: Notebook) -> None:
     assert "<table" in cell.html
     assert VIEW not in cell.result  # nobody looks while it runs
 
-    def seen() -> object:
+    def view() -> object:
         return nb.finish(nb.start("%panel", asks=True)).ok().result[VIEW]
 
-    assert seen() == seen()  # the same one, as it is now
+    assert view() == view()  # the same one, as it is now
 
 
 def test_the_panel_takes_no_arguments_and_says_what_to_do(nb: Notebook) -> None:

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(120)
 
 def test_the_cell_runs_here_and_the_profile_is_its_result(nb: Notebook) -> None:
     shown = nb.run("%%prof a\nseen = a.work.call(0.3).get()\nlen(seen)").ok()
-    assert [each["text/plain"] for each in shown.displays if each["text/plain"] == "4"] == ["4"]
+    assert [display["text/plain"] for display in shown.displays if display["text/plain"] == "4"] == ["4"]
     assert shown.text.startswith("profile of a: ")
     assert "Worker.work" in shown.text
     assert "mnb-flame" in shown.html
@@ -53,7 +53,7 @@ def test_a_failing_cell_shows_its_samples_and_its_own_error(nb: Notebook) -> Non
     shown = nb.run("%%prof a gpus=0-1\na.work.call(0.2).get()\n1 / 0")
     assert shown.error is not None
     assert shown.error["ename"] == "ZeroDivisionError"
-    assert any("profile of a: " in each["text/plain"] for each in shown.displays)
+    assert any("profile of a: " in display["text/plain"] for display in shown.displays)
 
 
 def test_stop_shows_what_was_sampled_until_then(nb: Notebook) -> None:
@@ -63,12 +63,12 @@ def test_stop_shows_what_was_sampled_until_then(nb: Notebook) -> None:
     shown = nb.finish(request)
     assert shown.error is not None
     assert shown.error["ename"] == "KeyboardInterrupt"
-    assert any("profile of a: " in each["text/plain"] for each in (*cell.displays, *shown.displays))
+    assert any("profile of a: " in display["text/plain"] for display in (*cell.displays, *shown.displays))
     nb.run("%interrupt a").ok()
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "error"),
     [
         ("", "which mesh"),
         ("nobody", "there is no mesh 'nobody'"),
@@ -78,8 +78,8 @@ def test_stop_shows_what_was_sampled_until_then(nb: Notebook) -> None:
         ("a gpus=9", "gpus"),
     ],
 )
-def test_a_senseless_line_is_refused_with_a_way_out(nb: Notebook, line: str, told: str) -> None:
-    assert told in nb.run(f"%%prof {line}\n1").stderr.removeprefix("UsageError: ")
+def test_a_senseless_line_is_refused_with_a_way_out(nb: Notebook, line: str, error: str) -> None:
+    assert error in nb.run(f"%%prof {line}\n1").stderr.removeprefix("UsageError: ")
 
 
 def test_a_cell_with_await_is_told_the_other_form(nb: Notebook) -> None:

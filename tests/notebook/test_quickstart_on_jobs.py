@@ -98,21 +98,21 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     """A folder whose monarch.toml has a job of two hosts, "lab"."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/quickstart.ipynb")
-    place = tmp_path / "engine"
-    place.mkdir()
-    said, env, end = ENGINES[request.param](place)
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    settings, env, end = ENGINES[request.param](folder)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "monarch.toml").write_text(f"[jobs.lab]\n{said}\n")
+    (tmp_path / "monarch.toml").write_text(f"[jobs.lab]\n{settings}\n")
     yield tmp_path
     end()
 
 
 def definitions(source: str) -> str:
     """What a cell defines, without what it does."""
-    whole = parsed(source)
-    kept = [part for part in whole.body if isinstance(part, (ast.FunctionDef, ast.ClassDef))]
-    return "\n\n".join(ast.unparse(part) for part in kept)
+    tree = parsed(source)
+    parts = [part for part in tree.body if isinstance(part, (ast.FunctionDef, ast.ClassDef))]
+    return "\n\n".join(ast.unparse(part) for part in parts)
 
 
 def test_training_on_two_hosts_survives_a_kernel_restart_and_a_kill(lab: Path) -> None:
@@ -145,9 +145,9 @@ def test_training_on_two_hosts_survives_a_kernel_restart_and_a_kill(lab: Path) -
         assert "SIGKILL" in notebook.run(cells["kill"], 60).traceback
         for name in ("after", "heal", "resume", "curve", "result"):
             shown = notebook.run(cells[name], 120).ok()
-        found = re.search(r"test accuracy +([\d.]+)%", shown.stdout)
-        assert found is not None, shown
-        assert float(found[1]) > 95
+        match = re.search(r"test accuracy +([\d.]+)%", shown.stdout)
+        assert match is not None, shown
+        assert float(match[1]) > 95
         assert "is reused" in notebook.run(SPAWN.format(gpus=2), 60).ok().stdout
         ranks = [int(pid) for pid in notebook.run("print(*trainers.pid.call().get().values())").ok().stdout.split()]
         notebook.run("%stop workers").ok()

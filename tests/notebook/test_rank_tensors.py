@@ -44,20 +44,20 @@ def test_the_view_has_a_table_of_each_ranks_value(nb: Notebook) -> None:
     with closing(ViewClient(nb)) as view:
         view.watch()
         key, number = nb.run("number(value)").ok().stdout.split()
-        found = view.ask("values", tensors=key, number=int(number))["result"]
-    assert found["columns"][:5] == ["ranks", "elements", "min", "max", "mean"]
-    assert [row[:5] for row in found["rows"]] == [["0", "2", "0", "1", "0.5"], ["1", "2", "1", "2", "1.5"]]
-    assert "each rank has a value of its own" in found["notes"][0]
+        table = view.ask("values", tensors=key, number=int(number))["result"]
+    assert table["columns"][:5] == ["ranks", "elements", "min", "max", "mean"]
+    assert [row[:5] for row in table["rows"]] == [["0", "2", "0", "1", "0.5"], ["1", "2", "1", "2", "1.5"]]
+    assert "each rank has a value of its own" in table["notes"][0]
 
 
 def test_tensors_magic_lists_values_by_stream_and_what_ranks_exchanged(nb: Notebook) -> None:
     nb.run("total = value.reduce('gpus')\ntotal.tolist()").ok()
-    main, other = nb.run("%tensors").ok().text.split("\n\n")
+    main, comms = nb.run("%tensors").ok().text.split("\n\n")
     assert main.startswith("own · gpus=2 · 2 tensors")
     assert "value  2 float32  own value on each rank  8 B" in main
     assert "the last cell moved 8 B in 1 all-reduce, from Cell In[" in main
-    assert other.startswith("own, stream comms · gpus=2 · 1 tensor ")
-    assert "elsewhere" in other
+    assert comms.startswith("own, stream comms · gpus=2 · 1 tensor ")
+    assert "elsewhere" in comms
 
 
 def test_a_mesh_is_active_from_one_cell_to_the_next(nb: Notebook) -> None:

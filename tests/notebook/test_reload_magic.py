@@ -39,8 +39,8 @@ def module(nb: Notebook, tmp_path: Path) -> Path:
 
 def test_an_edited_module_reaches_actors_and_the_notebook(nb: Notebook, module: Path) -> None:
     module.write_text(MODEL.format(factor=10))
-    told = nb.run("%reload counters").ok().stdout
-    assert told == "reloaded edited_model; actors with the new class: counters\n"
+    text = nb.run("%reload counters").ok().stdout
+    assert text == "reloaded edited_model; actors with the new class: counters\n"
     assert nb.run("counters.add.call(1).get().values(), factor()").text == "([11, 11], 10)"
     assert nb.run("%reload counters").ok().stdout == "nothing has changed\n"
     nb.run("%stop r").ok()
@@ -83,13 +83,13 @@ def test_another_class_imported_over_the_name_is_no_new_definition(nb: Notebook,
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "error"),
     [
         ("w", "w is a mesh of processes"),
         ("json", "json is an installed package"),
         ("nothing", "there is no mesh 'nothing'"),
     ],
 )
-def test_classes_that_cannot_be_reloaded_are_named(nb: Notebook, name: str, told: str) -> None:
+def test_classes_that_cannot_be_reloaded_are_named(nb: Notebook, name: str, error: str) -> None:
     nb.run("import json").ok()
-    assert told in nb.run(f"%reload {name}").stderr
+    assert error in nb.run(f"%reload {name}").stderr

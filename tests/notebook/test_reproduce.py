@@ -126,9 +126,9 @@ def test_mistyped_lines_are_explained(nb: Debugged, line: str, text: str) -> Non
 
 
 def test_completion_offers_errors_and_options(nb: Debugged) -> None:
-    found = set(nb.complete("%reproduce "))
-    assert {"error", "--step", "--rank", "--limit"} <= found
-    assert "pids" not in found
+    matches = set(nb.complete("%reproduce "))
+    assert {"error", "--step", "--rank", "--limit"} <= matches
+    assert "pids" not in matches
 
 
 @pytest.mark.last

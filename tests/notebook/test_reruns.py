@@ -22,13 +22,13 @@ def test_actors_of_an_older_class_say_so_once(nb: Notebook) -> None:
     again = nb.run(CLASS.format(gives=1))
     assert "runs Stepper" not in nb.run("steppers.step.call().get()").ok().stdout, "the cell was run as it was"
     nb.run(CLASS.format(gives=2)).ok()
-    told = nb.run("steppers.step.call().get()").ok()
-    said = re.findall(
-        r"steppers runs Stepper as of In\[(\d+)\]; %reload steppers brings the one of In\[(\d+)\]", told.stdout
+    result = nb.run("steppers.step.call().get()").ok()
+    notices = re.findall(
+        r"steppers runs Stepper as of In\[(\d+)\]; %reload steppers brings the one of In\[(\d+)\]", result.stdout
     )
-    assert len(said) == 1
-    assert int(said[0][0]) < int(said[0][1])
-    assert "all 4 ranks: 1" in told.text
+    assert len(notices) == 1
+    assert int(notices[0][0]) < int(notices[0][1])
+    assert "all 4 ranks: 1" in result.text
     assert "runs Stepper" not in nb.run("steppers.step.call().get()").ok().stdout, "once"
     nb.run("%reload steppers").ok()
     cell = nb.run("steppers.step.call().get()").ok()
@@ -47,13 +47,13 @@ def test_a_class_changed_in_the_cell_that_calls_is_told_there(nb: Notebook) -> N
 def test_spawning_a_name_again_mentions_the_unreferenced_mesh(nb: Notebook) -> None:
     spawn = "twice = w.spawn('twice', Stepper)"
     assert nb.run(CLASS.format(gives=1) + spawn).ok().stdout == ""
-    told = nb.run(spawn).ok().stdout
-    assert told == (
+    notice = nb.run(spawn).ok().stdout
+    assert notice == (
         "twice is new; an earlier mesh of that name still runs, though no variable refers to it: "
         "%stop --unused ends it\n"
     )
     assert "stopped twice: 4 actors" in nb.run("%stop --unused").ok().stdout
-    told = nb.run("kept = twice\n" + spawn).ok().stdout
-    assert told.startswith("another mesh named twice runs already, held by kept: give one of them another name")
+    notice = nb.run("kept = twice\n" + spawn).ok().stdout
+    assert notice.startswith("another mesh named twice runs already, held by kept: give one of them another name")
     assert nb.run("twice.step.call().get().values()").text == "[1, 1, 1, 1]"
     nb.run("%stop twice\ntwice = kept\n%stop twice").ok()

@@ -54,20 +54,20 @@ def test_a_cell_on_the_processes_sees_its_shard_under_its_name(nb: Notebook) -> 
 
 
 @pytest.mark.parametrize(
-    ("what", "told", "ranks"),  # the answer of data=0, which enters nothing, may still be under way
+    ("code", "text", "ranks"),  # the answer of data=0, which enters nothing, may still be under way
     [("mesh.execute(alone, other)", "begun", "data=(0-)?1"), ("mesh.execute(asleep)", "asleep", "data=0-1")],
     ids=["a collective that nobody else enters", "a function"],
 )
 def test_interrupting_a_wait_and_then_the_ranks_leaves_tensors_unchanged(
-    nb: Notebook, what: str, told: str, ranks: str
+    nb: Notebook, code: str, text: str, ranks: str
 ) -> None:
-    request = nb.start(what)
-    nb.until(request, Cell(), told)
+    request = nb.start(code)
+    nb.until(request, Cell(), text)
     nb.interrupt()
     assert "stopped waiting" in nb.finish(request).traceback
     nb.interrupt()
-    told = nb.shows(request, "Interrupted")
-    assert re.search(f"Interrupted pair_workers.batch\\(\\) on pair_workers {ranks}", told), told
+    notice = nb.shows(request, "Interrupted")
+    assert re.search(f"Interrupted pair_workers.batch\\(\\) on pair_workers {ranks}", notice), notice
     assert nb.run("t.sum().item()").ok().text == "6.0"
 
 
@@ -138,10 +138,10 @@ def test_tensors_magic_reports_memory_and_the_shards_moved_last(nb: Notebook) ->
     nb.run("for _ in range(5):\n    again(t)").ok()
     for cell in ("product(t).item()", "again(t).item()"):
         assert nb.run(cell).ok().text == "36.0"
-        told = nb.run("%tensors").ok().text
-        assert re.search(r"live: .*\nmemory of the processes: .*MB.*, at most .*MB", told)
-        assert re.search(r"ranks were busy with it, or waited for each other, for [0-9.]+ m?s along data", told)
-        assert "0.0 ms along" not in told
+        text = nb.run("%tensors").ok().text
+        assert re.search(r"live: .*\nmemory of the processes: .*MB.*, at most .*MB", text)
+        assert re.search(r"ranks were busy with it, or waited for each other, for [0-9.]+ m?s along data", text)
+        assert "0.0 ms along" not in text
     nb.run("pass").ok()
     assert "busy with it" in nb.run("%tensors").text  # of the last cell that moved something
 
@@ -188,24 +188,24 @@ def test_views_show_values_during_a_cell_or_why_there_are_none(nb: Notebook) -> 
     assert nb.run("t").ok().text.endswith("its values: t.full_tensor(), by rank: t.local_shards()")
     with closing(ViewClient(nb)) as view:
         view.watch()
-        found = look(nb, view, "looked")["result"]
-        assert (found["corner"], found["index"], found["notes"]) == ([["1", "nan"], ["inf", "4"]], "", [])
-        assert found["rows"] == [["0", "2", "1", "1", "1", "1", "0"], ["1", "2", "4", "inf", "4", "0", "1"]]
-        found = look(nb, view, "rows")["result"]
-        assert found["corner"][7] == [str(number) for number in range(70, 78)]
-        assert found["index"] == "[0:8, 0:8]"
-        assert "each rank has a part of every value" in found["notes"][0]
-        found = look(nb, view, "half")["result"]
-        assert found["corner"] == [["1", "1", "·", "·"]]
-        assert found["notes"] == ["rank 1: the operation that makes it has failed: ValueError: no such part"]
+        table = look(nb, view, "looked")["result"]
+        assert (table["corner"], table["index"], table["notes"]) == ([["1", "nan"], ["inf", "4"]], "", [])
+        assert table["rows"] == [["0", "2", "1", "1", "1", "1", "0"], ["1", "2", "4", "inf", "4", "0", "1"]]
+        table = look(nb, view, "rows")["result"]
+        assert table["corner"][7] == [str(number) for number in range(70, 78)]
+        assert table["index"] == "[0:8, 0:8]"
+        assert "each rank has a part of every value" in table["notes"][0]
+        table = look(nb, view, "half")["result"]
+        assert table["corner"] == [["1", "1", "·", "·"]]
+        assert table["notes"] == ["rank 1: the operation that makes it has failed: ValueError: no such part"]
         assert "no such part" in nb.run("half.sum().item()").traceback  # who looks takes nothing away from who waits
 
         key, number = nb.run("number(looked)").ok().stdout.split()
         request, cell = nb.start("mesh.execute(asleep)"), Cell()
         nb.until(request, cell, "asleep")
-        found = view.ask("values", tensors=key, number=int(number))["result"]
-        assert found["corner"] == [["1", "nan"], ["inf", "4"]]
-        assert found["notes"] == ["ranks 0-1: it still does what was issued before: these are its values now"]
+        table = view.ask("values", tensors=key, number=int(number))["result"]
+        assert table["corner"] == [["1", "nan"], ["inf", "4"]]
+        assert table["notes"] == ["ranks 0-1: it still does what was issued before: these are its values now"]
         nb.interrupt()
         nb.finish(request)
         nb.interrupt()
@@ -245,6 +245,6 @@ def test_a_mesh_is_stopped_without_a_word_about_pending_work(nb: Notebook) -> No
     after = nb.run("left.get()\nleft = None\nimport gc, time; gc.collect(); time.sleep(0.2)").ok()
     assert "waited" not in cell.stderr + after.stderr
     assert "stopped" in nb.run("t.sum()").traceback
-    told = nb.run("%tensors").ok().text
-    assert "the mesh was stopped: stopped by client" in told
-    assert re.search(r"t +4 float32 +Shard\(0\) +lost", told)
+    text = nb.run("%tensors").ok().text
+    assert "the mesh was stopped: stopped by client" in text
+    assert re.search(r"t +4 float32 +Shard\(0\) +lost", text)

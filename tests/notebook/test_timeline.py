@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(120)
 
 def test_the_cell_runs_here_and_its_timeline_is_shown(nb: Notebook) -> None:
     shown = nb.run("%%timeline a\nseen = a.work.call(0.3).get()\nlen(seen)").ok()
-    assert [each["text/plain"] for each in shown.displays if each["text/plain"] == "4"] == ["4"]
+    assert [display["text/plain"] for display in shown.displays if display["text/plain"] == "4"] == ["4"]
     assert shown.text.startswith("timeline of a: ")
     assert "a.work  Cell In[" in shown.text
     assert 'class="mnb-tl"' in shown.html
@@ -38,7 +38,7 @@ def test_a_failing_cell_shows_its_timeline_and_its_own_error(nb: Notebook) -> No
     shown = nb.run("%%timeline a\na.work.call(0.05).get()\n1 / 0")
     assert shown.error is not None
     assert shown.error["ename"] == "ZeroDivisionError"
-    assert any("timeline of a: " in each["text/plain"] for each in shown.displays)
+    assert any("timeline of a: " in display["text/plain"] for display in shown.displays)
 
 
 def test_mistakes_say_what_to_write(nb: Notebook) -> None:
@@ -61,16 +61,16 @@ def test_a_front_end_watches_zooms_stops_and_saves(nb: Notebook) -> None:
         nb.run("a.work.call(0.2).get()").ok()
         view.send(type="watch", topic="timeline", id="t1", key=key, width=300)
         view.until(lambda view: 'data-n="work"' in view.of("timeline")[-1]["svg"])
-        seen = view.of("timeline")[-1]
-        assert seen["recording"]
-        assert 'width="300"' in seen["svg"]
+        newest = view.of("timeline")[-1]
+        assert newest["recording"]
+        assert 'width="300"' in newest["svg"]
         view.send(type="watch", topic="timeline", id="t2", key=key, begin=0.0, end=0.001)
         view.until(lambda view: view.of("timeline")[-1]["end"] == 0.001)
         assert 'data-n="work"' not in view.of("timeline")[-1]["svg"]
         assert "is complete" in view.ask("timeline", do="stop", key=key)["result"]["text"]
-        said = view.ask("timeline", do="save", key=key)["result"]["text"]
-        assert "ui.perfetto.dev" in said
-        Path(said.removeprefix("wrote ").partition(":")[0]).unlink()  # it is beside the notebook
+        text = view.ask("timeline", do="save", key=key)["result"]["text"]
+        assert "ui.perfetto.dev" in text
+        Path(text.removeprefix("wrote ").partition(":")[0]).unlink()  # it is beside the notebook
         assert "not kept any more" in view.ask("timeline", do="stop", key="nosuch")["error"]
     finally:
         view.close()

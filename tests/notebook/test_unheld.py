@@ -46,7 +46,7 @@ def notebook() -> Iterator[Notebook]:
         opened.close()
 
 
-def said(notebook: Notebook, expression: str) -> str:
+def printed(notebook: Notebook, expression: str) -> str:
     return notebook.run(expression).ok().text
 
 
@@ -56,29 +56,29 @@ def test_a_mesh_is_marked_once_nothing_holds_it_and_no_sooner(notebook: Notebook
     notebook.run("part = procs('sliced').slice(gpus=0)").ok()
     notebook.run("actors = procs('under').spawn('keepers', Keeper); actors.initialized.get()").ok()
     notebook.run("actors.keep.call(procs('sent')).get();").ok()
-    assert said(notebook, "marked()") == "[]"
+    assert printed(notebook, "marked()") == "[]"
     notebook.run("del lost").ok()
-    assert said(notebook, "marked()") == "[]", "another variable has it"
+    assert printed(notebook, "marked()") == "[]", "another variable has it"
     notebook.run("del also").ok()
-    assert said(notebook, "marked()") == "['lost']"
-    assert "lost" in said(notebook, "living()"), "it is only marked"
+    assert printed(notebook, "marked()") == "['lost']"
+    assert "lost" in printed(notebook, "living()"), "it is only marked"
     assert "lost" in notebook.run("%meshes").ok().text
     notebook.run("import monarch_nb.mesh\nback = procs('other')").ok()
     notebook.run("del back, inside, part").ok()
-    assert said(notebook, "marked()") == "['inside', 'lost', 'other', 'sliced']"
+    assert printed(notebook, "marked()") == "['inside', 'lost', 'other', 'sliced']"
 
 
 def test_the_oldest_unheld_meshes_beyond_the_limit_end_with_a_notice(notebook: Notebook) -> None:
     cell = notebook.run("configure(mesh_unheld_most=2)").ok()
-    while said(notebook, "len(marked())") != "2":
+    while printed(notebook, "len(marked())") != "2":
         notebook.run("import time; time.sleep(0.05)").ok()
     assert (
         "ends: nothing refers to it any more, and there are more than 2 such meshes (mesh_unheld_most)" in cell.stdout
     )
-    left = said(notebook, "living()")
-    assert all(name in left for name in ("named", "shown", "under", "sent")), left
+    living = printed(notebook, "living()")
+    assert all(name in living for name in ("named", "shown", "under", "sent")), living
     notebook.run("configure(mesh_unheld_most=16, mesh_unheld_timeout='1ms')").ok()
-    while said(notebook, "marked()") != "[]":
+    while printed(notebook, "marked()") != "[]":
         notebook.run("import time; time.sleep(0.05)").ok()
-    assert said(notebook, "living()") == "['named', 'sent', 'shown', 'under']"
+    assert printed(notebook, "living()") == "['named', 'sent', 'shown', 'under']"
     notebook.run("configure(mesh_unheld_timeout='0s')").ok()

@@ -15,18 +15,18 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def open_failures(view: ViewClient) -> list[dict[str, Any]]:
-    return [one for one in view.state["failures"].values() if one["state"] == "open"]
+    return [failure for failure in view.state["failures"].values() if failure["state"] == "open"]
 
 
 @pytest.fixture
 def view(nb: Notebook) -> Iterator[ViewClient]:
-    made = ViewClient(nb)
-    made.watch()
-    made.until(lambda view: bool(view.mesh("a")))
+    client = ViewClient(nb)
+    client.watch()
+    client.until(lambda view: bool(view.mesh("a")))
     try:
-        yield made
+        yield client
     finally:
-        made.close()
+        client.close()
 
 
 def test_a_view_is_greeted_and_given_the_cluster_whole(view: ViewClient) -> None:
@@ -75,12 +75,12 @@ def test_without_subshells_views_update_and_clicks_wait_for_the_cell(nb: Noteboo
 
 def test_frames_of_a_failure_can_be_inspected_from_a_view(nb: Notebook, view: ViewClient) -> None:
     nb.run("a.slice(gpus=1).divide.broadcast(0)").ok()
-    view.until(lambda view: any(one["kind"] == "actors" and one["ranks"] == [1] for one in open_failures(view)))
-    [failure] = [one for one in open_failures(view) if one["ranks"] == [1]]
+    view.until(lambda view: any(row["kind"] == "actors" and row["ranks"] == [1] for row in open_failures(view)))
+    [failure] = [row for row in open_failures(view) if row["ranks"] == [1]]
     assert "Cell In[" in failure["traceback"] or "ipykernel" in failure["traceback"]  # old IPython names no cells
     assert "return 1 / x" in failure["traceback"]  # the cell's own line
-    asked = {"mesh": failure["mesh"], "ranks": failure["ranks"]}
-    sessions = view.ask("post_mortem", **asked)["result"]["sessions"]
+    target = {"mesh": failure["mesh"], "ranks": failure["ranks"]}
+    sessions = view.ask("post_mortem", **target)["result"]["sessions"]
     assert view.ask("debug", sessions=sessions, do="command", text="p x")["result"]["text"] == "0"
     assert view.ask("debug", sessions=sessions, do="continue")["ok"]
     assert nb.run("a.slice(gpus=0).work.call_one().get()").text == "0"  # the rest goes on serving
@@ -120,11 +120,11 @@ def test_a_view_that_lost_its_position_gets_a_new_snapshot(view: ViewClient) -> 
 
 
 def test_a_mesh_can_be_made_and_stopped_from_a_view(nb: Notebook, view: ViewClient) -> None:
-    made = view.ask("spawn", name="clicked", dims={"gpus": 1})
-    assert made["result"]["mesh"] == view.until(lambda view: bool(view.mesh("clicked"))).mesh("clicked")
-    assert view.ask("variables")["result"]["variables"]["clicked"] == made["result"]["mesh"]
+    reply = view.ask("spawn", name="clicked", dims={"gpus": 1})
+    assert reply["result"]["mesh"] == view.until(lambda view: bool(view.mesh("clicked"))).mesh("clicked")
+    assert view.ask("variables")["result"]["variables"]["clicked"] == reply["result"]["mesh"]
     assert nb.run("clicked").ok().text == "<ProcMesh 'clicked' {gpus=1}>"
-    assert view.ask("stop", mesh=made["result"]["mesh"])["result"]["text"] == "stopped 1 proc of clicked"
+    assert view.ask("stop", mesh=reply["result"]["mesh"])["result"]["text"] == "stopped 1 proc of clicked"
     view.until(lambda view: view.mesh("clicked") == "")
 
 
@@ -139,12 +139,12 @@ def test_a_view_gets_only_the_lines_that_it_asks_for(nb: Notebook, view: ViewCli
 
     view.until(lambda view: len(lines(view)) >= 2)
     assert lines(view) == [(0, "the loss is small"), (1, "the loss is small")]
-    kept = view.ask("logs", mesh=uid, ranks=[3], lines=1)["result"]["lines"]
-    assert kept == {"3": ["something else"]}
+    newest = view.ask("logs", mesh=uid, ranks=[3], lines=1)["result"]["lines"]
+    assert newest == {"3": ["something else"]}
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "error"),
     [
         ({"verb": "fly"}, "knows no request 'fly'"),
         ({"verb": "heal", "mesh": "nowhere"}, "there is no mesh 'nowhere' any more"),
@@ -152,10 +152,10 @@ def test_a_view_gets_only_the_lines_that_it_asks_for(nb: Notebook, view: ViewCli
         ({"verb": "spawn", "name": "w2", "dims": {"gpus": "many"}}, "dims must be sizes"),
     ],
 )
-def test_wrong_requests_are_answered_with_what_is_wrong(view: ViewClient, wrong: dict[str, object], told: str) -> None:
+def test_wrong_requests_are_answered_with_what_is_wrong(view: ViewClient, wrong: dict[str, object], error: str) -> None:
     answer = view.ask(**wrong)  # type: ignore[arg-type]
     assert not answer["ok"]
-    assert told in answer["error"]
+    assert error in answer["error"]
 
 
 @pytest.mark.slow
@@ -186,33 +186,33 @@ def test_transfers_between_processes_are_in_the_state_of_a_watching_view(nb: Not
     ).ok()
 
     def moved(view: ViewClient) -> bool:
-        ways = [one for one in view.state["transfers"].values() if one["mover"]]
-        return [(one["from"], one["to"], one["bytes"]) for one in ways] == [("w gpus=1", "controller", 2_000_000)]
+        ways = [row for row in view.state["transfers"].values() if row["mover"]]
+        return [(row["from"], row["to"], row["bytes"]) for row in ways] == [("w gpus=1", "controller", 2_000_000)]
 
     view.until(moved)
     text = nb.run("%transfers").ok().text
     assert "w gpus=1" in text
     assert "cross-memory" in text
     nb.run("buffer.drop().get()").ok()
-    view.until(lambda view: not [one for one in view.state["transfers"].values() if not one["mover"]])
+    view.until(lambda view: not [row for row in view.state["transfers"].values() if not row["mover"]])
 
 
 def test_ranks_are_killed_and_healed_from_a_view(nb: Notebook, view: ViewClient) -> None:
-    told = view.ask("kill", mesh=view.mesh("w"), ranks=[1, 2])["result"]["text"]
-    assert told == "killed 2 procs of w: %heal w starts what is lost again"
+    text = view.ask("kill", mesh=view.mesh("w"), ranks=[1, 2])["result"]["text"]
+    assert text == "killed 2 procs of w: %heal w starts what is lost again"
     view.until(lambda view: view.rank("w", 1)["state"] == view.rank("a", 2)["state"] == "failed")
     assert view.ask("heal", mesh=view.mesh("w"))["result"]["text"] == "healed 2 procs of w"
-    assert nb.run("%kill w gpus=1,2").ok().stdout.strip() == told
+    assert nb.run("%kill w gpus=1,2").ok().stdout.strip() == text
     again = view.ask("heal", mesh=view.mesh("w"), ranks=[1, 2], kill=True)
     assert again["result"]["text"] == "killed and healed 2 procs of w"
     assert len(nb.run("a.work.call(say='').get()").ok().text) > 0
 
 
 def test_a_breakpoint_is_set_on_some_ranks_from_a_view(nb: Notebook, view: ViewClient) -> None:
-    made = view.ask("debug", do="break", mesh=view.mesh("a"), ranks=[2], where="Worker.work")["result"]
-    assert made["text"].startswith("breakpoint ")
-    assert " on a" in made["text"]
-    view.ask("debug", do="clear", number=made["breakpoint"]["number"])
+    reply = view.ask("debug", do="break", mesh=view.mesh("a"), ranks=[2], where="Worker.work")["result"]
+    assert reply["text"].startswith("breakpoint ")
+    assert " on a" in reply["text"]
+    view.ask("debug", do="clear", number=reply["breakpoint"]["number"])
 
 
 def test_hosts_come_and_go_by_requests_where_a_mesh_can_grow(nb: Notebook, view: ViewClient) -> None:
@@ -224,27 +224,27 @@ def test_hosts_come_and_go_by_requests_where_a_mesh_can_grow(nb: Notebook, view:
 
 def test_a_mesh_that_was_left_is_attached_or_ended_from_views(nb: Notebook, view: ViewClient) -> None:
     nb.run("%mesh away gpus=2\n%detach away --lease 5m").ok()
-    (left,) = [mesh for mesh in view.ask("left")["result"]["meshes"] if mesh["name"] == "away"]
-    assert (left["held"], "away {gpus=2}" in left["text"]) == (False, True)
-    assert view.ask("attach", uid=left["uid"])["result"]["text"]
+    (detached,) = [mesh for mesh in view.ask("left")["result"]["meshes"] if mesh["name"] == "away"]
+    assert (detached["held"], "away {gpus=2}" in detached["text"]) == (False, True)
+    assert view.ask("attach", uid=detached["uid"])["result"]["text"]
     assert nb.run("len(away)").ok().text == "2"
     assert not [mesh for mesh in view.ask("left")["result"]["meshes"] if mesh["name"] == "away"]
     nb.run("%detach away --lease 5m").ok()
-    assert view.ask("end", uid=left["uid"])["result"]["text"] == "stopped away: 2 procs"
-    assert not view.ask("attach", uid=left["uid"])["ok"]
+    assert view.ask("end", uid=detached["uid"])["result"]["text"] == "stopped away: 2 procs"
+    assert not view.ask("attach", uid=detached["uid"])["ok"]
 
 
 def test_a_view_learns_which_jobs_can_be_used_here(nb: Notebook, view: ViewClient) -> None:
-    places = {place["name"]: place["why"] for place in view.ask("places")["result"]["places"]}
-    assert {"slurm", "ssh", "kubernetes"} <= set(places)
-    assert "local" not in places  # this machine
-    assert places["slurm"] in ("", "there is no sbatch here")
+    engines = {engine["name"]: engine["why"] for engine in view.ask("places")["result"]["places"]}
+    assert {"slurm", "ssh", "kubernetes"} <= set(engines)
+    assert "local" not in engines  # this machine
+    assert engines["slurm"] in ("", "there is no sbatch here")
 
 
 def test_a_page_gets_the_sections_that_it_asks_for_alone(nb: Notebook) -> None:
-    here, part = ViewClient(nb), ViewClient(nb)
+    client, part = ViewClient(nb), ViewClient(nb)
     try:
-        here.send(type="watch", topic="cluster", sections=[])
+        client.send(type="watch", topic="cluster", sections=[])
         part.send(type="watch", topic="cluster", sections=["meshes", "hosts"])
         part.until(lambda view: bool(view.state.get("meshes")))
         assert part.state.keys() <= {"meshes", "hosts"}
@@ -253,12 +253,12 @@ def test_a_page_gets_the_sections_that_it_asks_for_alone(nb: Notebook) -> None:
         nb.run("%stop sections").ok()
         part.until(lambda view: any(mesh.get("stopped") for mesh in view.state["meshes"].values()))
         assert part.state.keys() <= {"meshes", "hosts"}
-        here.send(type="alive")
-        here.until(lambda view: bool(view.of("alive")))
-        assert [message["state"] for message in here.of("snapshot")] == [{}]
-        assert here.of("delta") == []
-        here.send(type="watch", topic="cluster")
-        here.until(lambda view: "failures" in view.state)
+        client.send(type="alive")
+        client.until(lambda view: bool(view.of("alive")))
+        assert [message["state"] for message in client.of("snapshot")] == [{}]
+        assert client.of("delta") == []
+        client.send(type="watch", topic="cluster")
+        client.until(lambda view: "failures" in view.state)
     finally:
-        here.close()
+        client.close()
         part.close()

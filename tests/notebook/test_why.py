@@ -44,9 +44,9 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     nb.until(request, cell, "gpus=1 has not begun all_reduce no. 1", 60)
     nb.interrupt()
     cell = nb.finish(request)
-    said = cell.stdout + cell.stderr + cell.traceback + str(cell.displays) + str(cell.updates)
-    assert "gpus=1 has not begun all_reduce no. 1" in said
-    assert "%why trainers --abort ends it with that" in said
+    output = cell.stdout + cell.stderr + cell.traceback + str(cell.displays) + str(cell.updates)
+    assert "gpus=1 has not begun all_reduce no. 1" in output
+    assert "%why trainers --abort ends it with that" in output
     shown = nb.run("%why trainers").ok()
     text = shown.text
     assert ">gpus=1 has not begun all_reduce no. 1" in shown.html

@@ -62,10 +62,10 @@ class ViewClient:
         """Reads what the kernel sends until something is so."""
         deadline = time.monotonic() + timeout
         while not condition(self):
-            left = deadline - time.monotonic()
-            assert left > 0, f"not so within {timeout} s; the state is {json.dumps(self.state)[:3000]}"
+            seconds = deadline - time.monotonic()
+            assert seconds > 0, f"not so within {timeout} s; the state is {json.dumps(self.state)[:3000]}"
             try:
-                self._take(self.client.get_iopub_msg(timeout=left))
+                self._take(self.client.get_iopub_msg(timeout=seconds))
             except queue.Empty:
                 continue
         return self
@@ -100,9 +100,9 @@ class ViewClient:
 
     def mesh(self, name: str) -> str:
         """The uid of the newest mesh of a name that is not stopped; "" if there is none."""
-        found = [uid for uid, mesh in self.state.get("meshes", {}).items() if mesh["name"] == name]
-        found = [uid for uid in found if "stopped" not in self.state["meshes"][uid]]
-        return found[-1] if found else ""
+        uids = [uid for uid, mesh in self.state.get("meshes", {}).items() if mesh["name"] == name]
+        uids = [uid for uid in uids if "stopped" not in self.state["meshes"][uid]]
+        return uids[-1] if uids else ""
 
     def rank(self, name: str, index: int) -> dict[str, Any]:
         """What is known of a rank; its state is always in it."""
