@@ -1,6 +1,6 @@
-"""`make bench`: the same small program on ours, on bare ZeroMQ and, when asked for by PEERS=..., on others.
+"""`make bench`: the same small program on ours, on bare ZeroMQ and, with PEERS=..., on others.
 
-Figures mean something on a machine that does nothing else; the load it had is printed with them.
+Figures are valid on an idle machine only; the load of the machine is printed with them.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def run(program: str, python: str, plan: Plan, *, ours: bool) -> tuple[Figures, 
 
 
 def conditions(before: float) -> str:
-    """The line over a table: when, on what, and how quiet it was."""
+    """The line over a table: date, machine and load."""
     today = datetime.datetime.now(datetime.UTC).strftime("%-d %B %Y")
     return (
         f"{today}, {os.cpu_count()} cores of {processor()}, {platform.system()} {platform.release()}, "

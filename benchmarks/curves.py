@@ -1,4 +1,4 @@
-"""Draws what `benchmarks.scale` has measured: `python -m benchmarks.curves build/bench-scale.json FOLDER`.
+"""Draws the figures of `benchmarks.scale`: `python -m benchmarks.curves build/bench-scale.json FOLDER`.
 
 Three pictures, readable on light and on dark paper: seconds, messages, and memory, each against the number of hosts.
 """

@@ -1,4 +1,4 @@
-"""What diagnosing costs, and how often a slow rank is found: `python -m benchmarks.diagnosis`.
+"""The cost of diagnosing, and how often a slow rank is found: `python -m benchmarks.diagnosis`.
 
 What is always on is timed by itself; a watch is compared with the same ranks without it, in turns, by their processor
 time: on a machine that does other work too, only that can be compared.
@@ -164,9 +164,9 @@ class Stepper(Actor):
 
 
 def costs() -> Iterator[tuple[str, str]]:
-    """What is always on: the check of gradients, and the recorder of collectives.
+    """The parts that are always on: the check of gradients, and the recorder of collectives.
 
-    Both are timed by themselves: whole steps of two sets of processes differ by more than these cost.
+    Both are timed by themselves: steps of two sets of processes differ by more than their cost.
     """
     for _ in range(MOST_FIRST):  # until the template has all modules: before, processes load them themselves
         procs = this_host().spawn_procs(per_host={"gpus": 1}, name="first", bootstrap=_environment({}))

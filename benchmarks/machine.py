@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def load() -> float:
-    """How many wanted to run, over the last minute."""
+    """The load average of the last minute."""
     return os.getloadavg()[0]
 
 

@@ -1,4 +1,4 @@
-"""What the measured programs share. Only the standard library: it runs in the peers' environments too."""
+"""Code that the measured programs share. Only the standard library: it runs in the peers' environments too."""
 
 import json
 import os
@@ -31,8 +31,8 @@ class Plan:
     face_events: int = 50_000
     face_s: float = 60.0  # of the page; none of it with 0
     kernels: tuple[str, ...] = ("ipykernel-7.3", "ipykernel-7.4")  # of scripts/kernels.py, or "installed"
-    face_rounds: int = 10  # of what is seen in a page, and when
-    heavy: str = "torch"  # what an idle process has imported
+    face_rounds: int = 10  # of changes seen in a page
+    heavy: str = "torch"  # imported by an idle process
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

@@ -1,4 +1,4 @@
-"""What we are measured against, each in an environment of its own, made when it is first asked for."""
+"""The systems that we are measured against, each in an environment of its own, made on first use."""
 
 import subprocess
 import sys

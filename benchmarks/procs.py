@@ -1,4 +1,4 @@
-"""What many procs on one machine cost: `python -m benchmarks.procs 64 128 256 512`.
+"""The cost of many procs on one machine: `python -m benchmarks.procs 64 128 256 512`.
 
 Beside each time on the clock stands the processor time that all processes took for it: ranks, templates, host agent and
 controller. On a machine that does other work too, only that can be compared.
@@ -35,7 +35,7 @@ TARGETS = {
 
 @dataclass
 class Run:
-    """What one number of procs costs. Seconds of a core are those of all processes together."""
+    """The cost of one number of procs. Seconds of a core are those of all processes together."""
 
     procs: int
     spawn_s: float = 0.0

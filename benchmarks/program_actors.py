@@ -129,17 +129,17 @@ BARE = "import sys, {}; print(flush=True); sys.stdin.read()"
 
 
 def idle(plan: Plan) -> None:
-    """What a process costs that has torch and nothing to do, beside one that has only imported torch."""
+    """The cost of an idle process with torch, beside one that has only imported torch."""
     procs, workers = spawn(2)
     workers.load.call(plan.heavy).get()
     pid = values(workers.pid.call().get())[0]
-    # Two of them, as there are several of ours: what they share is not private.
+    # Two of them, as there are several of ours: the memory that they share is not private.
     command = [sys.executable, "-c", BARE.format(plan.heavy)]
     bare = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
     for process in bare:
         assert process.stdout is not None
         process.stdout.readline()
-    time.sleep(min(2.0, plan.idle_s))  # what comes after a call is over
+    time.sleep(min(2.0, plan.idle_s))  # the work after a call is over
     private, plain = memory(pid)["private"] / 1e6, memory(bare[0].pid)["private"] / 1e6
     figure("idle proc", above=private - plain, private=private, bare=plain)
     for process in bare:
@@ -156,7 +156,7 @@ def idle(plan: Plan) -> None:
 
 
 def actors(plan: Plan) -> None:
-    """What one more actor costs the controller: meshes of eight are spawned and called, and held."""
+    """The cost of one more actor to the controller: meshes of eight are spawned, called and kept."""
     procs, _ = spawn(8)
 
     def add(count: int, name: str) -> list[Any]:

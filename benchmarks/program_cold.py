@@ -23,7 +23,7 @@ def program() -> None:
 
 
 def notebook() -> None:
-    """As cells; the shell is there before. Only on ours."""
+    """As cells; the shell exists before. Only on ours."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()

@@ -1,6 +1,6 @@
-"""JupyterLab's own debugger on ranks: a real kernel, asked as JupyterLab asks it, by one request after the other.
+"""JupyterLab's own debugger on ranks: a real kernel, driven as JupyterLab drives it, one request after the other.
 
-What a page adds to it is not in here: it draws, and each request passes the server's socket on its way there and back.
+The cost of a page is not included: it draws, and each request passes the server's socket on its way there and back.
 """
 
 import os
@@ -153,7 +153,7 @@ def calls(notebook: Notebook, count: int, rounds: int) -> None:
 
 
 def sampled(notebook: Notebook, seconds: float) -> None:
-    """What sampling takes of a processor in each process that works, the worst of all."""
+    """The share of a processor that sampling takes in each busy process, the largest of all."""
     notebook.run("sampled = trainers").ok()
     cost = float(notebook.run(SAMPLED.format(seconds=seconds), timeout=120).ok().text)
     figure("dap: sampling", percent=100 * cost)

@@ -19,7 +19,7 @@ PIECES = 1000
 
 
 class Owner(Actor):
-    """Has the memory."""
+    """Owns the memory."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -36,7 +36,7 @@ def memcpy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 async def seconds_of(count: int, operation: Any) -> list[float]:
-    """How long what `what()` gives takes to be awaited, each of `count` times, and once before."""
+    """How long awaiting `operation()` takes, each of `count` times, after one that is not counted."""
     await operation()
     seconds = []
     for _ in range(count):

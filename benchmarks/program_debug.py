@@ -1,4 +1,4 @@
-"""What the debugger costs: how soon a stop is shown, a command to many ranks, and nothing while nobody debugs."""
+"""The cost of the debugger: how soon a stop is shown, a command to many ranks, and nothing while nobody debugs."""
 
 import os
 import statistics

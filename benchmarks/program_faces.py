@@ -1,4 +1,4 @@
-"""What the live displays cost without a page: the reducer at 10,000 ranks, watched and not."""
+"""The cost of the live displays without a page: the reducer at 10,000 ranks, watched and not."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from monarch_nb.store import Store, apply
 from monarch_nb.store import events as e
 
 EVENTS_S = 1000
-TAKEN_S = 0.05  # the state is told that often
+TAKEN_S = 0.05  # the state is sent that often
 
 # Runs in the kernel: ranks that the store is told of, and a thread that tells what they do, as their processes would:
 # 1,000 times a second that an actor is busy or idle, and beside that the calls for a timeline, each rank once in two

@@ -1,8 +1,8 @@
-"""What a person sees in a real JupyterLab, and what that costs the page and the kernel.
+"""The latency of displays in a real JupyterLab, and their cost to the page and the kernel.
 
 How long after it happens a rank is shown busy, or dead, in the cell's mesh, the panel and the status bar, while a cell
 blocks; and 1,000 ranks with 1,000 events/s, which enter where messages of workers are decoded. The page's figures come
-of the browser itself: its long tasks, and its heap after a collection. Without Chromium these rows stay empty, and it
+from the browser itself: its long tasks, and its heap after a collection. Without Chromium these rows stay empty, and it
 says so.
 """
 
@@ -58,7 +58,7 @@ OBSERVE = """() => {
 
 
 class Trace:
-    """The processor time of the page's tasks; their length by the clock says as much of who else uses the machine."""
+    """The processor time of the page's tasks; their length by the clock depends on other users of the machine."""
 
     def __init__(self, shown: Any) -> None:
         self._shown = shown
@@ -106,7 +106,7 @@ def heap(session: Any) -> float:
 
 
 def latencies(shown: Any, kernel: Kernel, rounds: int, folder: str) -> None:
-    """From what happens to what is shown, while a cell blocks."""
+    """From an event to its display, while a cell blocks."""
     from tests.browser.lab import PANEL
     from tests.browser.seen import Sighting, rank, row
 
@@ -166,7 +166,7 @@ def crowd(plan: Plan) -> None:
             session.send("Performance.enable")
             shown.evaluate(OBSERVE)
             kernel.run(f"watched({seconds}); print('begun')", "begun")
-            # All of the heap that is used again later is there when ranks have done everything once.
+            # The part of the heap that is reused is allocated once ranks have done everything once.
             shown.wait_for_timeout(1000 * seconds * WARM)
             pieces, parts, cpu = [], max(2, round(seconds * (1 - WARM) / 60)), 0.0
             heaps = [heap(session)]

@@ -1,4 +1,4 @@
-"""What the data plane is for: weights that many pull, rows that are fed, state dicts and bulk as arguments."""
+"""Uses of the data plane: weights that many pull, rows that are fed, state dicts and bulk as arguments."""
 
 import io
 import os
@@ -48,14 +48,14 @@ class Generator(Actor):
 
     @endpoint
     def pull(self, source: ParameterSource, size: int, count: int) -> tuple[float, float]:
-        """Seconds of a copy of as much memory in here, and of a pull: the best of each."""
+        """Seconds of a copy of as much memory in this process, and of a pull: the best of each."""
         local, target = torch.ones(size // 4), torch.zeros(size // 4)
         copies = repeat(count, lambda: target.copy_(local), warm=1)
         return min(copies), min(repeat(count, lambda: source.pull({"w": target}).get(), warm=1))
 
 
 class Sink(Actor):
-    """Takes what it is sent."""
+    """Takes bulk arguments."""
 
     @endpoint
     def take(self, value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Sharded tensors: what an operation costs the controller, watched and not, and losses against one process."""
+"""Sharded tensors: the cost of an operation to the controller, watched and not, and losses against one process."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""The tensor engine of torchmonarch: what an operation on two processes costs its controller."""
+"""The tensor engine of torchmonarch: the cost of an operation on two processes to its controller."""
 
 import sys
 import time

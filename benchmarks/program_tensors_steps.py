@@ -48,7 +48,7 @@ def as_written(mesh: Any, count: int) -> None:
 
 
 def in_turns(count: int, first: Step, second: Step) -> tuple[float, float]:
-    """The median seconds of each."""
+    """The median seconds of both steps."""
     spent: tuple[list[float], list[float]] = ([], [])
     for _ in range(3):
         for step, times_of in zip((first, second), spent, strict=True):

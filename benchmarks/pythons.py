@@ -1,4 +1,4 @@
-"""`make bench-pythons`: the same program on each Python that there is, in environments of their own, without PyTorch.
+"""`make bench-pythons`: the same program on each available Python, in environments of their own, without PyTorch.
 
 python -m benchmarks.pythons [VERSION ...]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 Figures = dict[str, dict[str, float]]  # row of a program -> its values
 
 
-REFERENCE = "torchmonarch"  # the peer that `times_better` speaks of
+REFERENCE = "torchmonarch"  # the peer of `times_better`
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def number(value: float | None) -> str:
 
 
 def cells(measured: dict[str, Figures], floor: Figures, *, only: bool) -> list[list[str]]:
-    """The table, its head first; `measured` has ours first, `floor` is bare ZeroMQ. `only` what was measured."""
+    """The table, its head first; `measured` has ours first, `floor` is bare ZeroMQ. `only`: rows with figures."""
     (ours_name, ours), *peers = measured.items()
     lines = [["", "unit", "target", ours_name, "", "pyzmq", *(name for name, _ in peers)]]
     bare_p50 = floor.get("ping-pong", {}).get("p50")

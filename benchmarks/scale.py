@@ -1,4 +1,4 @@
-"""What a controller pays for each host more: `python -m benchmarks.scale 10 100 1000 10000`.
+"""The cost of each additional host to a controller: `python -m benchmarks.scale 10 100 1000 10000`.
 
 The controller's code is real, the hosts are virtual (`virtual_hosts`), links take half a millisecond and carry ten
 gigabits per second. Modelled seconds are those of the virtual clock: latency and bandwidth, no work. The controller's
@@ -68,7 +68,7 @@ class Run:
     def cost(self, cluster: VirtualCluster, operation: str) -> Iterator[None]:
         """Measures the body of `with`, and what follows of it until all is at rest."""
         cluster.settle()
-        gc.freeze()  # else the controller would pay for looking through ten thousand hosts that are not its own
+        gc.freeze()  # else collections would traverse ten thousand hosts at the cost of the controller
         began, busy, before = cluster.now, cluster.processor_s, cluster.messages
         wall = time.perf_counter()
         yield
@@ -93,7 +93,7 @@ _SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType
 
 
 def retained(*roots: Any) -> int:
-    """Bytes of all that is reached from these, but for code, threads and the virtual world."""
+    """Bytes of all objects reachable from these, but for code, threads and the virtual world."""
     visited: set[int] = set()
     stack, size = list(roots), 0
     while stack:
@@ -238,7 +238,7 @@ def _fails(future: Any) -> None:
 
 
 def beside(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Runs on a thread of its own; the result waits for it, and raises what it raised."""
+    """Runs a function on its own thread; calling the result waits for it, and raises its error."""
     results: list[Any] = []
 
     def run() -> None:

@@ -15,7 +15,7 @@ CALLS = 4000
 WIDTH = 60
 _notes: list[tuple[str, int]] = []
 
-# Who works, on what, from which note to which.
+# The actor, its work, and the notes between which it lasts.
 STEPS = (
     ("caller", "the call is put together", "begin", "write"),
     ("caller", "into the kernel", "write", "written"),

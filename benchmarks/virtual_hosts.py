@@ -1,4 +1,4 @@
-"""Hosts by the thousand inside one process: agents cast and fold as real ones do, processes only answer.
+"""Hosts by the thousand inside one process: agents cast and fold as real ones do, processes only reply.
 
 The controller is the real one, with all its parts; so are links, casts, folds and the agents' verbs. A virtual process
 has no code of its own: it is a line in its host's table, and answers by the name of the method.
@@ -53,15 +53,15 @@ LINE = b"step 1234 loss 0.4321 in 12.3 ms, 4096 tokens a second, all is well\n"
 
 
 class Member(Actor):
-    """What is called on virtual processes: each endpoint as `ANSWERS` has it."""
+    """The actor on virtual processes: `ANSWERS` has the results of its endpoints."""
 
     @endpoint
     def nothing(self) -> None:
-        """The same from all."""
+        """The same result from all."""
 
     @endpoint
     def rank(self) -> int:
-        """Another from each."""
+        """A different result from each."""
         raise NotImplementedError
 
     @endpoint
@@ -132,7 +132,7 @@ class VirtualProc:
 
 
 class VirtualHost(MemoryHost):
-    """Real but for its processes, and for what they write: their tails are real, their spools are not."""
+    """Real but for its processes and their output: their tails are real, their spools are not."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -157,7 +157,7 @@ class VirtualHost(MemoryHost):
         return self
 
     def send(self, header: Header, parcel: Parcel, *, lane: Lane = Lane.DATA) -> None:
-        """What casts leave by: for the processes here they need no network."""
+        """Sends casts: those for processes of this host need no network."""
         if host_of(header.dst) == self.host and parse_address(header.dst).is_proc:
             self._hand_over(header)
         else:
@@ -315,7 +315,7 @@ class _Outlet(MemoryTransport):
 
 
 class VirtualCluster(Cluster):
-    """A controller and so many hosts; what it costs the controller is counted."""
+    """A controller and so many hosts; its cost to the controller is counted."""
 
     def __init__(self, hosts: int, faults: NetworkFaults) -> None:
         self._spent = 0.0  # on the time's thread, by what the controller does there

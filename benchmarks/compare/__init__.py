@@ -1,1 +1,1 @@
-"""Five small programs, written for each of six systems, and what came of them: `make compare`."""
+"""Five small programs, written for each of six systems, and their results: `make compare`."""

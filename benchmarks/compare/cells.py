@@ -1,6 +1,6 @@
 """Runs a program of `# %%` cells in a notebook of jupyter-distributed, by its kernel, with no page around it.
 
-What the first rank tells of a fact counts. Where a rank fails it is told what the notebook shows, and the next cell is
+The first rank's report of a fact counts. Where a rank fails, what the notebook shows is a fact, and the next cell is
 run.
 """
 
@@ -19,14 +19,14 @@ SECONDS = 60
 
 
 class Group(KernelManager):  # type: ignore[misc]
-    """The kernel that stands for all processes."""
+    """The kernel that represents all processes."""
 
     def format_kernel_cmd(self, extra_arguments: "list[str] | None" = None) -> list[str]:
         return [sys.executable, "-m", "jupyter_distributed.kernel", "-f", self.connection_file]
 
 
 def run(client: Any, code: str) -> dict[str, Any]:
-    """A cell: what it shows in the end, by kind."""
+    """Runs a cell; what it shows in the end, by kind."""
     shown: dict[str, Any] = {}
     request = client.execute(code)
     while True:
@@ -41,7 +41,7 @@ def run(client: Any, code: str) -> dict[str, Any]:
 
 
 def errors(shown: dict[str, Any]) -> list[str]:
-    """What ranks failed of."""
+    """The errors of ranks."""
     return [
         f"[Rank {rank['rank']} — {rank['status']}]\n"
         + ANSI.sub("", "\n".join(output["content"]["traceback"]))

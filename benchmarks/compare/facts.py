@@ -1,4 +1,4 @@
-"""How a program tells what it found: a line of JSON each. The runner does not count lines that only measure."""
+"""How a program reports its facts: a line of JSON each. The runner does not count lines that only measure."""
 
 import json
 import os
@@ -13,7 +13,7 @@ now = time.perf_counter
 
 
 def fact(name: str, value: Any) -> None:
-    """Tells one thing that was found; of an exception, all that its user sees where nobody catches it."""
+    """Reports one fact; of an exception, all that its user sees where nobody catches it."""
     if isinstance(value, BaseException):
         own = getattr(value, "_render_traceback_", None)  # what IPython asks for
         value = "\n".join(own()) if own is not None else "".join(traceback.format_exception(value))
@@ -29,5 +29,5 @@ def since_start() -> float:
 
 
 def kill(pid: int) -> None:
-    """What happens to a process at the worst moment."""
+    """Kills a process without warning."""
     os.kill(pid, signal.SIGKILL)

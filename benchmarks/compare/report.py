@@ -13,7 +13,7 @@ TITLES = {
     "broken_rank": "One rank of eight raises",
     "elastic": "Two workers become four, and two again",
 }
-COLUMNS = {  # what is shown of each story: the fact, and its column
+COLUMNS = {  # the columns of each story: the fact, and its title
     "evaluation": (("lines", "lines"), ("ready s", "until the first answer, s"), ("seconds", "evaluations, s")),
     "training": (
         ("lines", "lines"),
@@ -30,7 +30,7 @@ LINE = "normalised"
 
 
 def best(runs: Iterable[Facts]) -> dict[str, Any]:
-    """The smallest of each figure, and the last of what is said."""
+    """The smallest of each figure, and the last of the messages."""
     result: dict[str, Any] = {}
     for facts in runs:
         for name, value in facts.items():

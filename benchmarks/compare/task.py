@@ -1,4 +1,4 @@
-"""What all systems compute: plain functions, which know nothing of who runs them."""
+"""What all systems compute: plain functions, which know nothing of the system."""
 
 import os
 import time
@@ -33,7 +33,7 @@ FEATURES = 64
 
 
 def shard(rank: int) -> tuple[Array, Array]:
-    """The rows of one rank: features, and what is to be predicted."""
+    """The rows of one rank: features, and targets."""
     random = np.random.default_rng(rank)
     rows = random.normal(size=(2000, FEATURES))
     return rows, rows @ np.arange(FEATURES) / FEATURES + random.normal(size=2000) * 0.1
@@ -44,7 +44,7 @@ def start_weights() -> Array:
 
 
 def gradient(weights: Array, rows: tuple[Array, Array]) -> Array:
-    """That of the mean squared error, for the rows of one rank."""
+    """The gradient of the mean squared error, for the rows of one rank."""
     features, targets = rows
     return features.T @ (features @ weights - targets) / len(targets)
 
@@ -65,7 +65,7 @@ def parameters(version: int) -> Array:
 
 
 def check(array: Array, version: int) -> int:
-    """Looks at each page; raises where it is not of that version."""
+    """Reads each page; raises where it is not of that version."""
     assert int(array[::4096].min()) == int(array[::4096].max()) == version
     return version
 
@@ -77,7 +77,7 @@ BROKEN = 5
 
 
 def train_step(rank: int) -> float:
-    """One rank of eight has a bad value among its own, and fails of it further down."""
+    """One rank of eight has a bad value among its own, and fails on it further down."""
     batch = np.arange(1.0, 9.0) + rank
     scale = -1.0 if rank == BROKEN else 1.0
     return normalised(batch, scale)
@@ -97,7 +97,7 @@ ROUNDS = 6
 
 
 def job(number: int) -> int:
-    """Work of one round; the same whoever does it."""
+    """Work of one round; the same on every worker."""
     time.sleep(0.02)
     return number * number
 
