@@ -85,7 +85,7 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def execute(path: Path, report: Callable[[str], None] = lambda line: None, cell_s: float = CELL_SECONDS) -> Executed:
-    """Runs a notebook from top to bottom in a kernel of this interpreter, which is gone afterwards."""
+    """Runs a notebook from top to bottom in a kernel of this interpreter, and ends the kernel."""
     notebook = nbformat.read(path, as_version=4)
     mark = secrets.token_hex(8)
     reporter = _Reporter(notebook, report)

@@ -1,7 +1,7 @@
-"""Runs the notebooks of examples/ from top to bottom, each in a kernel of its own, and saves them with what they show.
+"""Runs the notebooks of examples/ from top to bottom, each in a kernel of its own, and saves them with their outputs.
 
-What is saved is static: texts, pictures and the plain form of displays, without the state of widgets, and without names
-that only this machine has. Ends with status 1 where a notebook fails or shows too much to be carried by a repository.
+Saved outputs are static: texts, pictures and the plain form of displays, without the state of widgets and without names
+that only this machine has. Ends with status 1 where a notebook fails, or its outputs are too large for a repository.
 """
 
 import argparse
@@ -25,18 +25,18 @@ EXAMPLES = ROOT / "examples"
 KINDS = ("text/plain", "text/html", "text/markdown", "text/latex", "image/png", "image/svg+xml")
 CELL_S = 900  # for a cell: a machine may be busy
 MOST = 300_000  # bytes of a notebook with its outputs
-HOST = "workstation"  # what the machine is called in what is saved
+HOST = "workstation"  # the name of the machine in saved outputs
 WARNING = re.compile(r"^\[IPKernelApp\] WARNING.*\n?", re.MULTILINE)
 
 
 def names() -> list[str]:
-    """All of them."""
+    """The names of all notebooks."""
     return sorted(path.stem for path in EXAMPLES.glob("*.ipynb"))
 
 
 def words() -> dict[str, str]:
-    """What only this machine says, and what stands for it."""
-    names = {
+    """Names that only this machine has, and their replacements."""
+    replacements = {
         str(ROOT): "~/monarch-nb",
         sysconfig.get_path("purelib"): "~/packages",
         sys.prefix: "~/venv",
@@ -45,7 +45,7 @@ def words() -> dict[str, str]:
         socket.gethostname(): HOST,
         socket.gethostname().partition(".")[0]: HOST,
     }
-    return {word: put for word, put in names.items() if len(word) > 1 and word != "localhost"}
+    return {word: put for word, put in replacements.items() if len(word) > 1 and word != "localhost"}
 
 
 def cleaned(value: Any, put: dict[str, str]) -> Any:
@@ -73,12 +73,12 @@ def static(output: dict[str, Any], put: dict[str, str]) -> dict[str, Any] | None
     data = {mime: value for mime, value in output["data"].items() if mime in KINDS and value.strip()}
     data = {mime: value if mime == "image/png" else cleaned(value, put) for mime, value in data.items()}
     if not data:
-        return None  # a display that was taken away again
+        return None  # a display that was cleared
     return {**output, "data": data, "metadata": {}}
 
 
 def saved(notebook: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """The cells of code, each with what is saved of its outputs."""
+    """The cells of code, each with its outputs as they are saved."""
     put = words()
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -87,7 +87,7 @@ def saved(notebook: Any) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def run(name: str) -> str:
-    """Runs a notebook and saves it; what is wrong, if anything."""
+    """Runs a notebook and saves it; returns the problem, "" if none."""
     path = EXAMPLES / f"{name}.ipynb"
     began = time.perf_counter()
     executed = execute(path, cell_s=CELL_S)

@@ -1,8 +1,8 @@
-"""Takes the pictures of the guides to hosted notebooks: what their cells show in the kernels that these places have.
+"""Takes the pictures of the guides to hosted notebooks: what their cells show in the kernels of these services.
 
     .venv/bin/python scripts/guide_pictures.py [FOLDER] [PLACE ...]
 
-The page around the cells is JupyterLab's, without our extension: Colab's and Lightning's own pages cannot be had. The
+The page around the cells is JupyterLab's, without our extension: Colab's and Lightning's own pages are not used. The
 install cell is the guide's own. Its address leads to this checkout, by git's own settings, and the kernel has nothing
 of the library before it.
 """
@@ -42,7 +42,7 @@ CALL = "trainers.step.call(6).get()"
 
 
 class Place(NamedTuple):
-    """A hosted notebook: the kernel that it has, and what stands in its environment."""
+    """A hosted notebook: its kernel, and the variables of its environment."""
 
     kernel: str
     environment: Mapping[str, str]
@@ -56,13 +56,13 @@ NAMES = {f"{place}-{step}" for place in PLACES for step in STEPS}
 
 
 def interpreter(name: str) -> Path:
-    """The Python of a kernel in an environment without the library, which is taken out where it was installed."""
+    """The Python of a kernel in an environment without the library, which is uninstalled if necessary."""
     folder = FOLDER / f"{name}-to-install"
     python = folder / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", str(python), "--quiet", "--disable-pip-version-check")
     if not (folder / ".made").exists():
         venv.create(folder, with_pip=True, clear=True)
-        # Of anywidget the version of this JupyterLab: Colab's page loads the one that its kernel has.
+        # anywidget in the version of this JupyterLab: Colab's page loads the one that its kernel has.
         packages = [package for package in KERNELS[name] if not package.startswith("anywidget")]
         subprocess.run([*pip, "install", *packages, f"anywidget=={version('anywidget')}"], check=True)
         (folder / ".made").touch()
@@ -92,7 +92,7 @@ def opened(place: Place) -> Iterator[Any]:
 
 
 def take(shown: Any, name: str, code: str, wait: str, folder: Path) -> Any:
-    """Runs a cell, and takes it once something is there; its output."""
+    """Runs a cell, and takes its picture once `wait` is there; returns its output."""
     output = run_cell(shown, code)
     try:
         output.locator(wait).first.wait_for(timeout=240_000)

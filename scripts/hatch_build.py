@@ -1,4 +1,4 @@
-"""Puts the JupyterLab extension into the wheel, where it was built (`make setup` does, with npm)."""
+"""Puts the JupyterLab extension into the wheel, if it was built (`make setup` does, with npm)."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ SHARED = "share/jupyter/labextensions/monarch-nb-lab"
 
 
 class PanelHook(BuildHookInterface):
-    """A wheel without it is whole but for the panel; an editable install is linked by `make setup`."""
+    """A wheel without it lacks only the panel; an editable install is linked by `make setup`."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version != "standard":

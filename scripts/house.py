@@ -27,7 +27,7 @@ VAGUE = re.compile(
     "taken|there|told|wanted|what|where|which|who|whole|why"
 )
 SHORT_MODULE = 40  # lines
-_BODIES = (ast.stmt, ast.excepthandler, ast.match_case)  # what statements stand in
+_BODIES = (ast.stmt, ast.excepthandler, ast.match_case)  # the parents of statements
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def long_test_names() -> int:
 
 
 def modules_of_a_call() -> int:
-    """As docs/architecture.md says it; a test counts those that it draws."""
+    """As docs/architecture.md states; a test counts the modules of its drawing."""
     sentence = re.search(r"call and its reply pass (\d+) modules", (ROOT / "docs" / "architecture.md").read_text())
     return int(sentence[1]) if sentence else 0
 

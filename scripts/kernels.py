@@ -1,4 +1,4 @@
-"""Python environments with the kernels of other front ends, in build/kernels; made when they are first asked for.
+"""Python environments with the kernels of other front ends, in build/kernels; made on first use.
 
     .venv/bin/python scripts/kernels.py [NAME ...]
 
@@ -13,16 +13,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "kernels"
-PATH = os.pathsep.join((str(ROOT), str(ROOT / "kernel_ext")))  # PYTHONPATH, for them to find the library
-LIBRARY = ("pyzmq>=26,<28", "msgspec>=0.19,<1", "cloudpickle>=3.0,<4", "numpy>=1.26")  # numpy for what is displayed
+PATH = os.pathsep.join((str(ROOT), str(ROOT / "kernel_ext")))  # their PYTHONPATH, with the library
+LIBRARY = ("pyzmq>=26,<28", "msgspec>=0.19,<1", "cloudpickle>=3.0,<4", "numpy>=1.26")  # numpy for displays
 
 KERNELS = {
     "ipykernel-7.3": ("ipykernel==7.3.0", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
     "ipykernel-7.4": ("ipykernel==7.4.0", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
-    # What JupyterLab 4.3 and older notebooks have: no subshells.
+    # As in JupyterLab 4.3 and older notebooks: no subshells.
     "ipykernel-6.31": ("ipykernel==6.31.0", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
     "ipykernel-6.17": ("ipykernel==6.17.0", "ipython>=8.6,<9", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
-    # What Colab has.
+    # As in Colab.
     "colab": (
         *("ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "jupyter_client==7.4.9", "traitlets==5.7.1"),
         *("pyzmq==26.2.1", "tornado==6.5.1", "anywidget==0.9.21", "setuptools<81"),
@@ -35,7 +35,7 @@ KERNELS = {
 # Front ends that are no kernels.
 OTHERS = {
     "marimo": ("marimo>=0.20,<1", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
-    # A Hub, what ends its idle servers, and what these servers are; its proxy is a program of npm's.
+    # A Hub, its culler of idle servers, and the servers themselves; its proxy is a program of npm's.
     "jupyterhub": (
         *("jupyterhub>=5,<7", "jupyterhub-idle-culler", "jupyter_server>=2.14,<3"),
         *("ipykernel>=7,<8", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
@@ -60,7 +60,7 @@ def interpreter(name: str) -> Path:
 
 
 def hub_proxy() -> Path:
-    """The program of JupyterHub's own proxy, which is had first. Raises CalledProcessError or OSError."""
+    """The program of JupyterHub's own proxy, which is installed first. Raises CalledProcessError or OSError."""
     folder = FOLDER / "jupyterhub" / "node"
     program = folder / "node_modules" / ".bin" / "configurable-http-proxy"
     if not program.exists():

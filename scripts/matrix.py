@@ -37,7 +37,7 @@ ENVIRONMENTS = (
 
 
 def say(text: str) -> None:
-    """One line, at once."""
+    """Prints a line at once."""
     print(f"matrix: {text}", file=sys.stderr, flush=True)
 
 
@@ -90,7 +90,7 @@ def copy_tests(environment: Environment) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the suites that were asked for, one after the other; 1 if one fails or none could be tried."""
+    """Runs the suites that were asked for, one after the other; 1 if one fails or none could run."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     names, extra = arguments[:split], arguments[split + 1 :]
     if unknown := set(names) - {environment.name for environment in ENVIRONMENTS}:

@@ -64,7 +64,7 @@ learners = workers.spawn("learners", Learner)
 learners.initialized.get()
 """
 
-# Ranks of which only the store is told: what it shows does not depend on whether there are processes.
+# Ranks in the store alone: displays do not depend on whether there are processes.
 TOLD = """
 import random, time
 random.seed(7)
@@ -173,8 +173,8 @@ class Scene(NamedTuple):
     height: int = 1000
     whole: bool = False  # the page, with the panel, not the cell's output alone
     before: str = ""  # a cell of its own before it
-    answer: str = ""  # what is answered to the question that the cell asks, once the picture is taken
-    part: str = ""  # what of the page is in the picture, by a selector, in place of the cell's output
+    answer: str = ""  # the answer to the cell's question, once the picture is taken
+    part: str = ""  # a selector of the part of the page in the picture, in place of the cell's output
 
 
 def pick(index: int, more: tuple[int, ...] = ()) -> Any:
@@ -214,7 +214,7 @@ def open_frames(shown: Any, output: Any) -> None:
 
 
 def first_table(shown: Any, output: Any) -> None:
-    """What the doctor says of the kernel; what it says of the machine names folders of whoever takes the picture."""
+    """What the doctor says of the kernel; its part about the machine names local folders."""
     output.locator("table").first.evaluate("table => { while (table.nextSibling) table.nextSibling.remove(); }")
 
 
@@ -245,7 +245,7 @@ def spawn(shown: Any, output: Any) -> None:
 
 
 def choose_ranks(shown: Any, output: Any) -> None:
-    """Has the last cell run on ranks, by its toolbar."""
+    """Sends the last cell to ranks, by its toolbar."""
     cell = shown.locator(".jp-Notebook .jp-Cell.jp-mod-active")
     cell.locator(".mnb-on-cell select").select_option("workers")
     shown.evaluate("() => window.jupyterapp.commands.execute('notebook:run-cell')")
@@ -570,7 +570,7 @@ def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
     try:
         output.locator(scene.wait).first.wait_for(timeout=40_000)
     except Exception:
-        shown.screenshot(path=SCREENSHOTS / f"{name}-instead.png")  # what is there in place of what was waited for
+        shown.screenshot(path=SCREENSHOTS / f"{name}-instead.png")  # shown in place of the expected element
         raise
     shown.wait_for_timeout(1500)
     if scene.after is not None:
@@ -604,7 +604,7 @@ def take_all(scenes: list[str], folder: Path) -> None:
     """Takes scenes in one notebook, one after the other."""
     with tempfile.TemporaryDirectory() as scratch:
         notebook = write_notebook(Path(scratch) / "pictures.ipynb", [BEGIN])
-        # Meshes that are left are those of these pictures, not of whoever takes them.
+        # Detached meshes are those of these pictures, not those of the user.
         with lab(Path(scratch) / "lab", notebook, {"XDG_STATE_HOME": scratch}) as address, page(address) as shown:
             shown.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
             run(shown, BEGIN)
@@ -617,7 +617,7 @@ def take_all(scenes: list[str], folder: Path) -> None:
 
 
 def publish(source: Path, name: str, folder: Path) -> None:
-    """Its two pictures with at most 256 colours: a third of the bytes, and nothing that anybody sees."""
+    """Its two pictures with at most 256 colours: a third of the bytes, with no visible difference."""
     from PIL import Image
 
     for kind in ("light", "dark"):

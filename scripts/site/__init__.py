@@ -1,1 +1,1 @@
-"""What the documentation site has beside the pages of docs/: made from the code, the README and the notebooks."""
+"""The pages of the documentation site beside those of docs/, generated from the code, the README and the notebooks."""

@@ -1,6 +1,6 @@
-"""python -m scripts.site.check FOLDER: whether a site that was built is whole.
+"""python -m scripts.site.check FOLDER: checks a site that was built.
 
-Every public name has its heading and a text below it; links, pictures and anchors within the site lead somewhere, also
+Every public name has its heading and a text below it; links, pictures and anchors within the site have targets, also
 those that docstrings and themes bring; every picture is there for light and dark; the switch between versions works.
 """
 
@@ -17,7 +17,7 @@ from scripts.site.reference import apart, page_of, page_of_class
 
 
 class Page(HTMLParser):
-    """What a page leads to, and the anchors that it has."""
+    """The links of a page, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def missing(folder: Path) -> list[str]:
 
 
 def dead(folder: Path) -> list[str]:
-    """Links, pictures and anchors of its pages that are not there. 404.html is served from anywhere: it is left out."""
+    """Links, pictures and anchors without a target. 404.html is served from anywhere: it is left out."""
     problems = []
     for path in sorted(folder.rglob("*.html")):
         if path.name == "404.html":

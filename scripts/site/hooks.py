@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site."""
+"""The hooks that MkDocs calls while it builds the site."""
 
 import sys
 from pathlib import Path

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable
 
 HOME = "https://github.com/monarch-nb/monarch-nb/blob/main/"
-_LINK = re.compile(r"`[^`\n]*`|(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")  # what is code within a line leads nowhere
+_LINK = re.compile(r"`[^`\n]*`|(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")  # code within a line has no links
 _PICTURE = re.compile(
     r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">'
     r'<img alt="(?P<alt>[^"]*)" src="(?P<light>[^"]+)"></picture>'
@@ -60,7 +60,7 @@ def adapted(page: str, text: str) -> str:
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """A page with what stands outside of fenced blocks changed."""
+    """A page with `change` applied outside of fenced blocks."""
     parts, position = [], 0
     for fenced in _FENCED.finditer(text):
         parts += [change(text[position : fenced.start()]), fenced[0]]

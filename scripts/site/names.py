@@ -1,4 +1,4 @@
-"""The public names of the library, where each lives, and code of the documentation that uses it and that tests run."""
+"""The public names of the library, where each is defined, and tested code of the documentation that uses it."""
 
 import importlib
 import inspect
@@ -35,7 +35,7 @@ class Name:
 
     @property
     def value(self) -> Any:
-        """What it names."""
+        """The object itself."""
         return getattr(module_of(self.module), self.name)
 
     @property
@@ -47,7 +47,7 @@ class Name:
 
     @property
     def kind(self) -> str:
-        """In a word."""
+        """Its kind in a word."""
         value = self.value
         if inspect.isclass(value):
             return "exception" if issubclass(value, BaseException) else "class"

@@ -1,4 +1,4 @@
-"""The notebooks of examples/ as pages: text, code and what it showed. Tests execute each of them."""
+"""The notebooks of examples/ as pages: text, code and outputs. Tests execute each of them."""
 
 import html
 import json
@@ -33,7 +33,7 @@ def title(name: str) -> str:
 
 
 def text(name: str) -> str:
-    """A notebook as a page, with a mark for each picture: Markdown would change what is within one."""
+    """A notebook as a page, with a mark for each picture: Markdown would change its content."""
     parts = []
     for cell in _cells(name):
         source = "".join(cell["source"])
@@ -65,7 +65,7 @@ def _mark(cell: str, number: int) -> str:
 
 
 def _picture(output: dict[str, Any]) -> str:
-    """What a browser shows of an output beside text, "" if nothing."""
+    """The HTML of an output that is more than text, "" if none."""
     data = output.get("data", {})
     for mime in ("text/html", "image/svg+xml"):
         if mime in data:
@@ -77,7 +77,7 @@ def _picture(output: dict[str, Any]) -> str:
 
 
 def _words(output: dict[str, Any]) -> str:
-    """What an output says, without colours."""
+    """The text of an output, without colours."""
     if output["output_type"] == "error":
         text = "\n".join(output["traceback"])
     else:

@@ -40,7 +40,7 @@ def write(folder: Path) -> None:
 
 
 def wrong(folder: Path) -> list[str]:
-    """What is not as the switch needs it."""
+    """What the switch cannot use."""
     if not (folder / "versions.json").exists():
         return ["there is no versions.json"]
     versions = built(folder)

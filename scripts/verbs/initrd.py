@@ -1,4 +1,4 @@
-"""Writes the first file system of the guest of `make test-verbs`: busybox, the modules it loads, and what to do."""
+"""Writes the first file system of the guest of `make test-verbs`: busybox, the modules it loads, and a program."""
 
 import gzip
 import lzma
@@ -14,7 +14,7 @@ VERBS = ("rdma_rxe", "ib_uverbs", "rdma_ucm")
 def order(modules: Path, names: tuple[str, ...]) -> list[Path]:
     """The files of modules and of those that they need, in the order in which they are to be loaded."""
     index = modules / "modules.dep"
-    if not index.exists():  # a package that was unpacked, and not installed
+    if not index.exists():  # an unpacked package that was not installed
         subprocess.run(["busybox", "depmod", "-b", str(modules.parents[2]), modules.name], check=True)
     needs = dict(line.split(":", 1) for line in index.read_text().splitlines())
     paths = {Path(path).name.split(".")[0].replace("-", "_"): path for path in needs}
