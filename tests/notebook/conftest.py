@@ -71,7 +71,7 @@ def kernel() -> Iterator[Notebook]:
 
 @pytest.fixture
 def nb(kernel: Notebook) -> Notebook:
-    """The shared kernel; the mesh and its actors are whole, whatever the test before has done."""
+    """The shared kernel; the mesh and its actors are healed after the test before."""
     kernel.run(ACTORS).ok()
     kernel.run("globals().pop('_', None)").ok()  # a test that assigns it ends IPython's own updates
     kernel.run("%mesh w gpus=4").ok()
@@ -105,11 +105,11 @@ def blank(unloaded_kernel: Notebook, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def fresh(unloaded_kernel: Notebook, tmp_path: Path) -> Iterator[Notebook]:
-    """The kernel as a newcomer has it: no names, no numbers, nothing loaded, no meshes, and its folder is empty."""
+    """The kernel as in a new notebook: no names, no numbers, nothing loaded, no meshes, and its folder is empty."""
     yield from _new(unloaded_kernel, tmp_path)
 
 
-# A reset collects garbage, and need not look at torch each time: that is there to stay.
+# A reset collects garbage, and need not traverse torch each time: it stays loaded.
 FREEZE = "import gc, sys\nif 'torch' in sys.modules and not gc.get_freeze_count(): gc.collect(); gc.freeze()"
 
 

@@ -38,7 +38,7 @@ class Trainer(Actor):
 
 
 def named(name: str, code: str = TRAINER) -> str:
-    """The cell of another class: all tests have one notebook, and what others spawn there stays what it was."""
+    """The cell of another class: all tests share one notebook, and actors of others stay unchanged."""
     return code.replace("class Trainer", f"class {name}")
 
 
@@ -87,7 +87,7 @@ class Debugger:
         return dict(answer.get("body") or {})
 
     def on(self) -> "Debugger":
-        """The bug button."""
+        """Switches the debugger on, as the bug button does."""
         self.do("debugInfo")
         options = {"adapterID": "python3", "pathFormat": "path", "linesStartAt1": True, "columnsStartAt1": True}
         self.capabilities = self.do("initialize", clientID=self.client, **options)
@@ -98,7 +98,7 @@ class Debugger:
         self.do("disconnect", restart=False, terminateDebuggee=False)
 
     def mark(self, code: str, *texts: str, **options: Any) -> list[Message]:
-        """Breakpoints at the lines of a cell that read so; what became of them."""
+        """Sets breakpoints at the lines of a cell with these texts; returns the reply."""
         lines = code.split("\n")
         numbers = [next(i for i, line in enumerate(lines, 1) if line.strip() == text) for text in texts]
         path = self.do("dumpCell", code=code)["sourcePath"]
@@ -132,7 +132,7 @@ class Debugger:
         return request
 
     def event(self, name: str, timeout: float = 20) -> Message:
-        """The body of the next event of that name, which is taken."""
+        """Takes the next event of that name; its body."""
         deadline = time.monotonic() + timeout
         while True:
             for index, event in enumerate(self.events):
@@ -141,7 +141,7 @@ class Debugger:
             self._read(deadline, f"no event {name!r}")
 
     def until(self, holds: Callable[[], bool], timeout: float = 20) -> None:
-        """Asks until that holds: ranks that stop at one place do so one after the other."""
+        """Waits until that holds: ranks that stop at one place do so one after the other."""
         deadline = time.monotonic() + timeout
         while not holds():
             assert time.monotonic() < deadline, "it does not come to hold"

@@ -63,7 +63,7 @@ class Trainer(Actor):
 """
 
 
-# What is stopped may go on by itself between two looks at it; then there is nothing to resume.
+# Stopped ranks may continue by themselves between two queries; then there is nothing to resume.
 LET_GO = """
 import time
 until = time.monotonic() + 20
@@ -90,16 +90,16 @@ def stopping(ranks: int) -> "Iterator[Debugged]":
 
 
 class Talk:
-    """What one cell asked, and what it showed."""
+    """The questions of one cell, and its output."""
 
     def __init__(self) -> None:
         self.cell = Cell()
         self.prompts: list[str] = []
-        self.before: list[str] = []  # what there was to read when each question was asked
+        self.before: list[str] = []  # the output before each question
 
     @property
     def text(self) -> str:
-        """What was shown, displays as they were replaced last before what was printed."""
+        """The output: displays as last updated, before printed text."""
         shown: dict[str, str] = {}
         for message in self.cell.messages:
             if message["msg_type"] in ("display_data", "update_display_data"):
@@ -144,7 +144,7 @@ class Debugged(Notebook):
         self.client.input(text)
 
     def read_until(self, request: str, talk: Talk, shown: Callable[[], bool], timeout: float = 20) -> None:
-        """Takes what a cell shows while its question is open, until that is enough."""
+        """Takes the output of a cell while its question is open, until that is enough."""
         deadline = time.monotonic() + timeout
         while not shown():
             message = self._maybe(request)
@@ -160,7 +160,7 @@ class Debugged(Notebook):
         return question
 
     def question(self) -> str | None:
-        """What is asked and was not read yet."""
+        """The question that was not read yet, if any."""
         try:
             message: dict[str, Any] = self.client.get_stdin_msg(timeout=0.02)
         except queue.Empty:
@@ -175,7 +175,7 @@ class Debugged(Notebook):
         return dict(message) if message["parent_header"].get("msg_id") == request else None
 
     def _drain(self, request: str, cell: Cell) -> None:
-        """What was shown before a question, which comes another way, and may come earlier.
+        """Takes the output before a question, which arrives on another channel, maybe earlier.
 
         The kernel's thread for control answers while a cell asks, and tells so after what was shown before.
         """

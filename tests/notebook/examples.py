@@ -1,4 +1,4 @@
-"""The notebooks of examples/, run cell by cell in a kernel that several of them share, and what they have shown."""
+"""The notebooks of examples/, run cell by cell in a kernel that several of them share, and their outputs."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 class Example:
-    """What a notebook has shown, by the ids of its cells."""
+    """The outputs of a notebook, by the ids of its cells."""
 
     def __init__(self, name: str) -> None:
         import nbformat  # here: Jupyter's libraries take seconds, and collecting tests must not
@@ -27,7 +27,7 @@ class Example:
         return self
 
     def text(self, cell_id: str) -> str:
-        """All that a cell has shown, as text."""
+        """All output of a cell, as text."""
         shown = self.shown[cell_id]
         displays = [str(data.get("text/plain", "")) for data in [*shown.displays, shown.result]]
         return ANSI.sub("", "\n".join(filter(None, [shown.stdout, shown.stderr, *displays, shown.traceback])))

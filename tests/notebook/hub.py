@@ -49,7 +49,7 @@ c.JupyterHub.load_roles = [
 
 
 class Hub:
-    """One that runs, seen from a browser of its one user."""
+    """A running JupyterHub, as a browser of its only user has it."""
 
     def __init__(self, port: int, token: str, log: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -57,7 +57,7 @@ class Hub:
         self.log = log
 
     def ask(self, method: str, path: str, seconds: float = 30) -> Any:
-        """What the Hub, or the user's server behind its proxy, answers."""
+        """The answer of the Hub, or of the user's server behind its proxy."""
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, b"{}" if method == "POST" else None, headers, method=method)
         with urllib.request.urlopen(request, timeout=seconds) as answer:
@@ -69,7 +69,7 @@ class Hub:
         return bool(self.ask("GET", f"/hub/api/users/{USER}")["servers"])
 
     def start(self) -> None:
-        """The user's server, as a visit to its page does."""
+        """Starts the user's server, as a visit to its page does."""
         self.ask("POST", f"/hub/api/users/{USER}/server", 60)
         self._until(lambda: self.ask("GET", f"/hub/api/users/{USER}")["servers"][""]["ready"])
 
@@ -99,7 +99,7 @@ class Hub:
 
 @contextlib.contextmanager
 def hub(folder: Path, python: Path, proxy: Path, mark: str) -> Iterator[Hub]:
-    """Its servers, their kernels and what comes of these have `mark` in their environment."""
+    """Starts a Hub. Its servers, their kernels and children have `mark` in their environment."""
     port, token, log = free_port(), secrets.token_hex(16), folder / "hub.log"
     (folder / "home").mkdir(parents=True)
     environment = {

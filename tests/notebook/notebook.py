@@ -15,7 +15,7 @@ from jupyter_client.manager import KernelManager
 
 from tests.ports import kernel_ports
 
-# Another interpreter's kernel can be put to the same tests, such as one with the versions of a hosted notebook.
+# The same tests can run with another interpreter's kernel, such as one with the versions of a hosted notebook.
 PYTHON = os.environ.get("MONARCH_TEST_KERNEL") or sys.executable
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -56,7 +56,7 @@ class Notebook:
     """One kernel with the extension loaded."""
 
     def __init__(self, *, load: bool = True, python: str = PYTHON, folder: Path | None = None) -> None:
-        self._changes: dict[str, list[dict[str, Any]]] = {}  # of displays that were passed by, by request
+        self._changes: dict[str, list[dict[str, Any]]] = {}  # of displays that were skipped, by request
         self.manager = KernelManager(kernel_name="python3", **kernel_ports())
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
         spec = self.manager.kernel_spec
@@ -71,7 +71,7 @@ class Notebook:
             self.run("%load_ext monarch").ok()
 
     def restart(self) -> None:
-        """As the button of a front end does; then the extension is loaded again."""
+        """Restarts the kernel, as a front end does; then loads the extension again."""
         self.manager.restart_kernel(now=False)
         self.client.wait_for_ready(timeout=30)
         self.pid = int(self.run("import os; os.getpid()").text)
@@ -85,7 +85,7 @@ class Notebook:
         return self.finish(self.start(source), timeout)
 
     def aside(self, source: str) -> Cell:
-        """Runs what is no cell of the notebook, and has no number."""
+        """Runs code that is no cell of the notebook, and has no number."""
         return self.finish(str(self.client.execute(source, store_history=False, stop_on_error=False))).ok()
 
     def finish(self, request: str, timeout: float = 60) -> Cell:
@@ -128,13 +128,13 @@ class Notebook:
         os.kill(self.pid, signal.SIGINT)
 
     def inspect(self, code: str, detail: int = 0) -> str:
-        """What help shows of the last word of some code."""
+        """The help on the last word of some code."""
         request = self.client.inspect(code, cursor_pos=len(code), detail_level=detail)
         data = self._reply(request, time.monotonic() + 15)["content"]["data"]
         return ANSI.sub("", data.get("text/plain", ""))
 
     def complete(self, code: str) -> list[str]:
-        """What is offered there. The first time IPython's own completer reads modules for seconds, many under load."""
+        """Completions. The first time IPython's own completer reads modules for seconds, many under load."""
         request = self.client.complete(code)
         return list(self._reply(request, time.monotonic() + 60)["content"]["matches"])
 
@@ -148,7 +148,7 @@ class Notebook:
                 raise AssertionError("the kernel is silent") from None
             if message["parent_header"].get("msg_id") == request:
                 return dict(message)
-            if message["msg_type"] == "update_display_data":  # in another cell, which may be looked at later
+            if message["msg_type"] == "update_display_data":  # in another cell, which may be read later
                 parent = message["parent_header"].get("msg_id", "")
                 self._changes.setdefault(parent, []).append(message["content"])
 

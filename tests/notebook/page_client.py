@@ -1,4 +1,4 @@
-"""What a page is to a kernel, over the websocket of a notebook server: a session, cells, and a view of the cluster."""
+"""A page as a kernel has it, over the websocket of a notebook server: a session, cells, and a view of the cluster."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from monarch_nb.store import apply
 
 
 class Page:
-    """What a page is to a kernel: a session, whose websocket may come and go, and a view of the cluster on it."""
+    """A page as a kernel has it: a session, whose websocket may come and go, and a view of the cluster on it."""
 
     def __init__(self, address: str, token: str, kernel: str) -> None:
         """`address` is that of the server, as `ws://…`."""
@@ -28,7 +28,7 @@ class Page:
         self.deltas = 0
         self.gaps = 0
         self.received = 0  # messages of the view
-        self.alive: list[dict[str, Any]] = []  # what the kernel has said of how many it sent
+        self.alive: list[dict[str, Any]] = []  # the counts of sent messages that the kernel reported
 
     async def connect(self) -> None:
         self.close()
@@ -44,7 +44,7 @@ class Page:
         return number
 
     async def run(self, code: str) -> str:
-        """Runs a cell; what it printed."""
+        """Runs a cell; the text that it printed."""
         number, printed = await self.send("execute_request", {"code": code, "silent": False}), ""
         missing = {"execute_reply", "idle"}  # they come on channels of their own
         while True:

@@ -1,8 +1,8 @@
-"""Pages of the documentation as cells: what their fenced blocks are, and what they say comes of them.
+"""Pages of the documentation as cells: their fenced blocks, and the results that they state.
 
 A block ```python is a cell; `EXPRESSION  # -> VALUE` in it says what the expression gives, `python raises NAME` what
 the cell raises. A block ```output is what the cell before it shows, line by line and in any order. A cell of
-`python machines` needs the machines it names; `sh` is typed at a shell; `text` is neither.
+`python machines` needs the machines that it names; `sh` is for a shell; `text` is neither.
 """
 
 import re
@@ -47,12 +47,12 @@ class Block:
 
     @property
     def is_cell(self) -> bool:
-        """Whether it runs where there is nothing but a kernel."""
+        """Whether it runs with nothing but a kernel."""
         return self.kind == "python" or self.raises is not None
 
     @property
     def cell(self) -> str:
-        """Its code; lines that say what they give fail where they do not. CHECK has run before it."""
+        """Its code; lines that state a value fail if they give another. CHECK has run before it."""
         return _CHECKED.sub(r"_check(\g<expression>, \g<value>)", self.text)
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def run_page(page: str, notebook: Notebook, *, timeout: float = 60, warns: bool = False) -> None:
-    """Runs a page's cells from top to bottom, and compares what they show with what the page says.
+    """Runs a page's cells from top to bottom, and compares their outputs with those on the page.
 
     `timeout` is that of a cell, in seconds. If a page `warns`, what is written to stderr does not matter.
     """

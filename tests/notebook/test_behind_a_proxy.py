@@ -33,7 +33,7 @@ async def story(served: Served, proxy: Proxy) -> None:
     await page.watch()
     await page.until(lambda ranks: set(ranks.values()) == {"idle"})
 
-    proxy.hold()  # for as long as nothing else comes
+    proxy.hold()  # until the next release
     os.kill(pids[0], signal.SIGKILL)
     with pytest.raises(TimeoutError):
         await page.silent(2)
@@ -45,9 +45,9 @@ async def story(served: Served, proxy: Proxy) -> None:
     with pytest.raises(ConnectionError):
         await asyncio.wait_for(page.read(), 30)
     os.kill(pids[1], signal.SIGKILL)
-    await asyncio.sleep(2)  # the time in which the page hears nothing
+    await asyncio.sleep(2)  # while the page receives nothing
     proxy.mend()
-    await page.connect()  # the same page: the server has kept what the kernel said meanwhile
+    await page.connect()  # the same page: the server has kept the messages of the kernel
     await page.until(lambda ranks: ranks.get(1) == "failed")
     assert page.deltas >= 2
     assert page.gaps == 0
@@ -73,7 +73,7 @@ def test_views_behind_a_lossy_proxy_get_every_event_in_order(tmp_path: Path) -> 
             proxy.close()
 
 
-# Ranks of which only the store is told: their snapshot has some 25 MB.
+# Ranks in the store alone: their snapshot has some 25 MB.
 TOLD = """
 %load_ext monarch
 import os, signal, time

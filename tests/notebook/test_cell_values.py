@@ -1,4 +1,4 @@
-"""What a cell on ranks ends with: values come back, and what cannot or need not is shown by its repr."""
+"""The value of a cell on ranks: it is transferred, or shown by its repr where it cannot or need not be."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""After an error, or Stop, in a training on several ranks the next cell just works, with the same names."""
+"""After an error, or Stop, in a training on several ranks the next cell works, with the same names."""
 
 import importlib.util
 from collections.abc import Iterator

@@ -74,7 +74,7 @@ def test_ranks_at_other_lines_are_threads_that_can_take_the_focus(debugger: Debu
     debugger.do("monarchFocus", ranks="gpus=0")
     debugger.event("stopped")
     debugger.do("continue", threadId=1)
-    debugger.event("stopped")  # the one that was left
+    debugger.event("stopped")  # the remaining rank
     debugger.do("continue", threadId=1)
     debugger.event("continued")
     assert "20, 22, 24" in debugger.finish(cell).ok().text
@@ -136,7 +136,7 @@ def test_breakpoints_hold_in_init_of_new_actors_and_healed_ranks(debugger: Debug
     debugger.event("stopped")
     debugger.do("evaluate", expression="import os, signal", frameId=debugger.frames()[0]["id"], context="repl")
     debugger.ask("evaluate", expression="os.kill(os.getpid(), signal.SIGKILL)", context="repl")
-    debugger.event("stopped")  # another rank, since the one that was looked at is gone
+    debugger.event("stopped")  # another rank, since the selected one has ended
     debugger.do("continue", threadId=1)
     assert "SupervisionError" in debugger.finish(cell).stdout
     debugger.finish(debugger.start("heal_mesh(w)"), timeout=40).ok()
@@ -239,7 +239,7 @@ def test_asking_for_stopped_ranks_is_not_answered_with_ask_again(debugger: Debug
     debugger.event("stopped")
     debugger.until(lambda: len(debugger.do("monarchThreads")["threads"][-1]["ranks"]) == 2)
     debugger.event("monarchThreads")
-    debugger.read(0.3)  # what is under way
+    debugger.read(0.3)  # the messages under way
     debugger.events.clear()
     for _ in range(5):
         debugger.do("monarchThreads")
@@ -333,7 +333,7 @@ def test_answers_of_the_kernels_own_debugger_pass_unchanged(debugger: Debugger) 
 
 
 HELPER = "def helper(x):\n    y = x + 1\n    return y\n"
-# How often each thread has come by.
+# How often each thread has passed.
 PASSES = """\
 import threading, time
 passes = {"monarch-probe": 0, "probe": 0}
@@ -351,7 +351,7 @@ TRACED = """\
 
 
 def passes_until_now(debugger: Debugger) -> dict[str, int]:
-    """How often the threads have come by, asked where `helper` is stopped."""
+    """How often the threads have passed, as evaluated where `helper` is stopped."""
     frame = debugger.frames(1)[0]["id"]
     shown = debugger.do("evaluate", expression="dict(passes)", frameId=frame, context="repl")["result"]
     passes: dict[str, int] = ast.literal_eval(shown)

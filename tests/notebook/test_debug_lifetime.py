@@ -1,4 +1,4 @@
-"""Kernels that go away while ranks are stopped: no process stays, and the next kernel is usable."""
+"""Kernels that end while ranks are stopped: no process stays, and the next kernel is usable."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The debugger in views: what they are sent while a cell waits, and what they can have done."""
+"""The debugger in views: the messages to them while a cell waits, and their requests."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def view(kernel: Debugged) -> Iterator[ViewClient]:
 
 
 def now(view: ViewClient) -> dict[str, Any]:
-    """What is stopped, as the view knows it."""
+    """The stopped ranks, as the view has them."""
     return view.of("debug")[-1]
 
 

@@ -72,7 +72,7 @@ def test_a_restarted_kernel_goes_on_with_its_mesh_and_names(files: Path) -> None
         assert "[0] " in notebook.run("found = %results mine\nprint(found)").ok().stdout
         assert notebook.run("[found[0].endpoint, found[0].ranks, found[0].get()]").ok().text == "['stopped', (1,), 5]"
         assert notebook.run("%results mine --forget").ok().text == "no call of counter has ended while nobody was there"
-        notebook.run("%mesh trainers gpus=2").ok()  # the line that made it finds it
+        notebook.run("%mesh trainers gpus=2").ok()  # the line that spawned it finds it
         assert notebook.run("trainers.run(__import__('os').getpid).get().values()").ok().text == pids
         assert "stopped trainers" in notebook.run("%stop trainers").ok().stdout
         assert "no mesh was left" in notebook.run("%attach").ok().stdout
@@ -105,7 +105,7 @@ def test_a_killed_kernel_leaves_its_kept_mesh_and_takeovers_are_reported(
         traceback = first.run("mine.add.call(1).get()").traceback
         assert f"taken over by the kernel of train.ipynb (process {second.pid} on" in traceback
         second.run("%stop trainers").ok()
-        os.kill(second.pid, signal.SIGKILL)  # the last one that had something on the host of the first
+        os.kill(second.pid, signal.SIGKILL)  # the last owner of a mesh on the host of the first
     finally:
         first.close()
         second.close()

@@ -1,4 +1,4 @@
-"""What ranks display comes to the cell as what it is: figures, HTML, updates; with the ranks, equal displays once."""
+"""Displays of ranks reach the cell unchanged: figures, HTML, updates; with the ranks, equal displays once."""
 
 import base64
 import importlib.util

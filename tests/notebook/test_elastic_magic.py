@@ -55,7 +55,7 @@ def count(nb: Notebook, code: str) -> int:
 
 
 def pids_of(nb: Notebook) -> set[int]:
-    """The processes of all hosts that came later."""
+    """The processes of all hosts that were added."""
     return {int(pid) for pid in nb.run("print(*engine.pids)").ok().stdout.split()}
 
 

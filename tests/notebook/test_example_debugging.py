@@ -1,4 +1,4 @@
-"""examples/debugging.ipynb, executed where nobody can type: the story holds, step by step."""
+"""examples/debugging.ipynb, executed where nobody can type: each step has the expected result."""
 
 import re
 

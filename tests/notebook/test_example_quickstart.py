@@ -32,7 +32,7 @@ def test_the_failure_names_mesh_rank_host_signal_and_the_way_out(example: Exampl
     assert re.search(r"host +\w+, pid \d+", text)
     assert "signal 9 (SIGKILL)" in text
     assert "heal_mesh(trainers)" in text
-    assert "monarch_nb" not in text  # the engine's own frames are nobody's business
+    assert "monarch_nb" not in text  # without the engine's own frames
     assert text.count("SIGKILL") <= 3, "told once"
 
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 def test_tensors_are_shown_by_shard_and_survive_a_death(fresh: Notebook) -> None:
     example = Example("tensors.ipynb").run(fresh)
     assert "data_parallel=4   Shard(0)     cuts dimension 0: 1024 → 4 × 256" in example.text("mesh")
-    for picture in ("mesh", "matmul", "both", "parts", "uneven", "lost"):  # saved, for who looks without a kernel
+    for picture in ("mesh", "matmul", "both", "parts", "uneven", "lost"):  # saved, for readers without a kernel
         assert example.html(picture).count("<svg") == 2, picture
     assert example.text("equal") == "'as local PyTorch has it: True'"
     assert example.text("reduced") == "True"

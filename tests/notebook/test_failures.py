@@ -1,4 +1,4 @@
-"""Failures in a real kernel: told once, where people look, with what they need; and how things go on."""
+"""Failures in a real kernel: reported once, in the right cell, with all facts; and how work continues."""
 
 import os
 import re
@@ -35,10 +35,10 @@ def test_killing_a_rank_during_its_call_ends_the_cell_informatively(nb: Notebook
     assert f"pid {victim}" in text
     assert "| working" in text
     assert "heal_mesh(a)" in text
-    assert "----> 1 a" in text  # the cell's own line, and below it the story without the engine's frames
+    assert "----> 1 a" in text  # the cell's own line, and below it the traceback without the engine's frames
     assert "monarch_nb" not in text
     assert f"pid {victim}" in cell.error["evalue"]  # what headless runners quote
-    assert cell.shown == []  # told by the call, and only there
+    assert cell.shown == []  # reported by the call, and only there
     nb.run("%interrupt a").ok()
 
 
@@ -81,7 +81,7 @@ def test_a_death_while_idle_is_shown_once_in_the_last_cell(nb: Notebook) -> None
 
 
 def until_there(gate: Path) -> str:
-    """What a cell runs to go on until a file is there."""
+    """The code of a cell that runs until a file exists."""
     return f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
 
 
@@ -252,7 +252,7 @@ def eight(leavers: Notebook) -> Iterator[Notebook]:
 
 
 def rows_of(nb: Notebook, name: str) -> list[str]:
-    """What %failures says of a mesh, the latest first."""
+    """The output of %failures for a mesh, the latest first."""
     return [row for row in nb.run("%failures").text.splitlines() if name in row]
 
 
@@ -266,7 +266,7 @@ def test_eight_ranks_that_end_in_a_call_are_one_story(eight: Notebook) -> None:
     assert re.search(r"pids (\d+, ){7}\d+", cell.traceback)
     assert cell.error is not None
     assert "8 of 8 ranks ended" in cell.error["evalue"]  # what headless runners quote
-    eight.run("heal_mesh(eight); leavers.ok.call().get()").ok()  # by now all that is to be told was told
+    eight.run("heal_mesh(eight); leavers.ok.call().get()").ok()  # by now everything has been reported
     rows = rows_of(eight, "leavers")
     assert len(rows) == before + 1
     assert re.fullmatch(r"\S+  healed     leavers: 8 of 8 ranks ended with exit status 7", rows[0])
@@ -281,7 +281,7 @@ def test_eight_ranks_that_a_broadcast_fails_are_one_card(eight: Notebook) -> Non
 
 
 def settled(nb: Notebook, request: str) -> list[dict[str, Any]]:
-    """What the displays of a cell show once all eight ranks are told of, by the order in which they came."""
+    """The displays of a cell once all eight ranks are reported, in the order of their arrival."""
     shown: dict[str, dict[str, Any]] = {}
     while not any("8 of 8 ranks" in display["text/plain"] for display in shown.values()):
         message = nb._next(request, time.monotonic() + 15)

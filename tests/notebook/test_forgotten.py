@@ -10,7 +10,7 @@ MISSING = "Nobody waited for this call: `.get()` is missing."
 
 
 def shown_by(nb: Notebook, source: str) -> Cell:
-    """A cell that is done, with all that was written into it until the word of a forgotten call was complete."""
+    """A cell that is done, with all output up to the complete notice of a forgotten call."""
     request = nb.start(source)
     cell = nb.finish(request).ok()
     while MISSING not in cell.stderr or "ZeroDivisionError" not in cell.stderr:

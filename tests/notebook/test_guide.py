@@ -1,4 +1,4 @@
-"""%monarch shows the way in: what to type first, what is running, and what the doctor finds."""
+"""%monarch is the introduction: first commands, what is running, and the findings of the doctor."""
 
 import json
 import queue
@@ -68,11 +68,11 @@ def test_the_doctor_looks_at_the_kernel_and_at_each_host(nb: Notebook) -> None:
     for about in ("kernel ", "comm ", "a process", "open files", "ports", "shared memory", "versions"):
         assert f"✓ {about}" in report.text or f"! {about}" in report.text, about
     assert "this machine" in report.html
-    assert nb.run("%meshes").ok().text == meshes  # what it has started is gone
+    assert nb.run("%meshes").ok().text == meshes  # the processes that it started have ended
     nb.run("doctored.shutdown().get()").ok()
 
 
-# By what each front end is known; JupyterLab's own variable is set by most of them.
+# The variables that identify each front end; JupyterLab's own variable is set by most of them.
 FRONT_ENDS = {
     "JupyterLab or Notebook 7": {"JPY_SESSION_NAME": "/home/me/a.ipynb"},
     "JupyterLab of a JupyterHub": {"JPY_SESSION_NAME": "/home/me/a.ipynb", "JUPYTERHUB_API_URL": "http://hub"},

@@ -46,7 +46,7 @@ class Evil(Actor):
 
 
 def commands(cell: object) -> str:
-    """What is left of escapes in all that a cell shows, but for colours."""
+    """The escapes in all output of a cell, but for colours."""
     shown = (
         json.dumps(vars(cell), default=str, ensure_ascii=False).replace("\\u001b", "\x1b").replace("\\u0007", "\x07")
     )

@@ -1,4 +1,4 @@
-"""Ctrl-C in a waiting cell: once ends the cell, twice reaches the ranks, whatever the cell waits by."""
+"""Ctrl-C in a waiting cell: once ends the cell, twice reaches the ranks, for all ways of waiting."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ WAITS = {
 
 
 def stopped(nb: Notebook, source: str, begun: str = "begun") -> tuple[str, Cell]:
-    """A cell that waits is stopped once, and has ended; its request, and what it has shown."""
+    """Stops a waiting cell once; its request, and its output once it has ended."""
     request, cell = nb.start(source), Cell()
     nb.until(request, cell, begun)
     nb.interrupt()
@@ -31,13 +31,13 @@ def stopped(nb: Notebook, source: str, begun: str = "begun") -> tuple[str, Cell]
 
 
 def offered(cell: Cell) -> dict[str, Any]:
-    """What stands in the cell about a second press."""
+    """The offer of a second press in the cell."""
     (display,) = (display for display in cell.displays if AGAIN in display["text/plain"])
     return display
 
 
 def last(nb: Notebook, request: str, part: str) -> str:
-    """The last lines of the offer, once it has none any more."""
+    """The last lines of the notice, once the offer is over."""
     return nb.shows(request, part).partition("\n")[2]
 
 
@@ -55,7 +55,7 @@ def test_a_second_interrupt_reaches_what_the_ranks_run(nb: Notebook, way: str) -
     assert offered(cell)["text/plain"].startswith("Stopped waiting for a.work() on a gpus=")
     assert BUTTON in offered(cell)["text/html"]
     nb.interrupt()
-    called = "(work|pid)" if way == "gather" else "work"  # either of two that are awaited together
+    called = "(work|pid)" if way == "gather" else "work"  # one of two that are awaited together
     assert re.match(rf"Interrupted a\.{called}\(\) on a gpus=0-3\.", last(nb, request, "Interrupted"))
     assert nb.run("a.pid.call().get(10); 'free'").ok().text == "'free'"
 
@@ -141,7 +141,7 @@ finally:
     nb.until(request, cell, "asleep")
     nb.interrupt()
     nb.until(request, cell, "tidying")
-    nb.interrupt()  # the cell waits again: this means that wait
+    nb.interrupt()  # the cell waits again: this stops that wait
     cell = nb.finish(request)
     assert "b.work() has not answered yet" in cell.traceback.splitlines()[-1]
     both = cell.displays[-1]

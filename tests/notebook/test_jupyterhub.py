@@ -1,4 +1,4 @@
-"""A JupyterHub ends a server that looks idle while a mesh trains: what is to be kept is kept, else nothing is."""
+"""A JupyterHub ends a server that looks idle while a mesh trains: with %detach --keep the mesh lives on."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ async def page_of(server: Hub) -> Page:
 
 
 async def left_training(server: Hub, first: str) -> list[int]:
-    """A mesh trains, and nobody looks any more; how far it was then."""
+    """Starts a training and closes the page; the steps at that time."""
     server.start()
     page = await page_of(server)
     await page.run(first)

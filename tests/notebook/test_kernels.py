@@ -1,4 +1,4 @@
-"""The notebook tests again, in the kernels of other front ends: what each can do works there, what it cannot degrades.
+"""The notebook tests again, in the kernels of other front ends: what each supports works, the rest degrades.
 
 `make test-slow` runs them; each kernel has an environment of its own, made by scripts/kernels.py and kept in build/.
 """

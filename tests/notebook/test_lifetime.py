@@ -1,4 +1,4 @@
-"""Nothing stays behind when a kernel ends, well or not."""
+"""No process is left when a kernel ends, cleanly or not."""
 
 import ast
 import os
@@ -27,7 +27,7 @@ handles = list(current_runtime().part(own_hosts.LocalAgents).running.values())
 def lives(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it may end at any moment, also between two looks at it
+    except psutil.NoSuchProcess:  # it may end at any moment, also between the two calls
         return False
 
 

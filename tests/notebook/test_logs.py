@@ -47,7 +47,7 @@ class LogTalker(Actor):
 
 @pytest.fixture
 def talk(nb: Notebook) -> Notebook:
-    """The shared kernel, with actors `t` that write in all ways."""
+    """The shared kernel, with actors `t` that write in several ways."""
     if "LogTalker" not in nb.run("sorted(globals())").ok().text:
         nb.run(TALKER).ok()
     cell = nb.run("if 't' not in globals() or t._state.stopped or t._state.procs is not w._state:\n"

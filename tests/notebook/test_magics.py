@@ -1,4 +1,4 @@
-"""The magics in a real kernel: what they make, say and refuse."""
+"""The magics in a real kernel: results, messages and errors."""
 
 import re
 

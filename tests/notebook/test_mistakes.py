@@ -1,4 +1,4 @@
-"""Errors that end at the user's line: what the engine raises about what its caller did."""
+"""Errors that end at the user's line: what the engine raises for mistakes of its caller."""
 
 import pytest
 

@@ -41,7 +41,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def run_shown(notebook: Notebook, source: str) -> Cell:
-    """What a cell shows to a front end where somebody sits."""
+    """The output of a cell in a front end with a user."""
     return notebook.finish(notebook.start(source, asks=True)).ok()
 
 

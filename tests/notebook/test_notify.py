@@ -1,4 +1,4 @@
-"""%notify in a real kernel: what a page with the panel is sent when cells and calls end."""
+"""%notify in a real kernel: the messages to a page with the panel when cells and calls end."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the ranks print, and what waiting looks like."""
+"""Printed lines of ranks, and the display of a wait."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def ranks(text: str, line: str, rest: str = "") -> list[int]:
-    """Which ranks a line is shown for, or one that begins so and goes on as the pattern says."""
+    """The ranks for which a line is shown, or one that begins so and matches the pattern."""
     numbers: list[int] = []
     for spans in re.findall(rf"\[(?:w )?gpus=([\d,-]+)\] {re.escape(line)}{rest}$", text, re.MULTILINE):
         for span in spans.split(","):

@@ -1,4 +1,4 @@
-"""What people paste from the README, the quickstart and the manual runs as it stands, each page in a fresh notebook."""
+"""The code of the README, the quickstart and the manual runs unchanged, each page in a fresh notebook."""
 
 import contextlib
 import re
@@ -21,7 +21,7 @@ NO_TORCH = "import os; os.environ['MONARCH_NB_PRELOAD'] = ''"
 OWN_HOSTS = [f"docs/manual/{name}.md" for name in ("elastic", "examples", "examples_jobs", "hosts", "testing")]
 ALL = tuple(dict.fromkeys((*PAGES, *FRAMEWORKS)))
 WITH_CODE = [
-    # One of them takes the cluster down, and who comes after it would wait for another one to import torch.
+    # One of them takes the cluster down, and the next page would wait for another one to import torch.
     pytest.param(page, marks=pytest.mark.last)
     if page.endswith("testing.md")
     else pytest.param(page, marks=pytest.mark.timeout(300))

@@ -1,4 +1,4 @@
-"""%%prof in a real kernel: the cell runs as it would, and what was sampled is shown, also where it fails."""
+"""%%prof in a real kernel: the cell runs as usual, and its samples are shown, also where it fails."""
 
 import pytest
 

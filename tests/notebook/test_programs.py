@@ -1,4 +1,4 @@
-"""%%spmd and %torchrun in a real kernel: nothing but the magic, and the next cell goes on."""
+"""%%spmd and %torchrun in a real kernel: nothing but the magic is needed, and the next cell continues."""
 
 import importlib.util
 import re

@@ -109,7 +109,7 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def definitions(source: str) -> str:
-    """What a cell defines, without what it does."""
+    """The definitions of a cell, without its other statements."""
     tree = parsed(source)
     parts = [part for part in tree.body if isinstance(part, (ast.FunctionDef, ast.ClassDef))]
     return "\n\n".join(ast.unparse(part) for part in parts)

@@ -1,4 +1,4 @@
-"""Cells that are run again: what lives on of the run before is told, once."""
+"""Cells that are run again: what remains of the run before is reported, once."""
 
 import re
 

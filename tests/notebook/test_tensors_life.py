@@ -1,4 +1,4 @@
-"""A mesh of tensors in a notebook whose cells are interrupted, stopped, looked at and broken."""
+"""A mesh of tensors in a notebook whose cells are interrupted, stopped, inspected and broken."""
 
 import re
 import time
@@ -198,7 +198,7 @@ def test_views_show_values_during_a_cell_or_why_there_are_none(nb: Notebook) -> 
         table = look(nb, view, "half")["result"]
         assert table["corner"] == [["1", "1", "·", "·"]]
         assert table["notes"] == ["rank 1: the operation that makes it has failed: ValueError: no such part"]
-        assert "no such part" in nb.run("half.sum().item()").traceback  # who looks takes nothing away from who waits
+        assert "no such part" in nb.run("half.sum().item()").traceback  # inspecting takes nothing away from waiters
 
         key, number = nb.run("number(looked)").ok().stdout.split()
         request, cell = nb.start("mesh.execute(asleep)"), Cell()

@@ -1,4 +1,4 @@
-"""Meshes that nothing refers to: marked, kept while anything holds them, ended when there are more than are wanted."""
+"""Meshes that nothing refers to: marked, kept while anything holds them, ended when there are more than the limit."""
 
 from collections.abc import Iterator
 
@@ -40,7 +40,7 @@ def notebook() -> Iterator[Notebook]:
         opened = Notebook()
     try:
         opened.run(HOLDER.replace('and state.kind == "procs"', 'and hasattr(state, "layout")')).ok()
-        opened.run("configure(mesh_unheld_memory=0)").ok()  # however little this machine has
+        opened.run("configure(mesh_unheld_memory=0)").ok()  # whatever the memory of this machine
         yield opened
     finally:
         opened.close()

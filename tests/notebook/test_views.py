@@ -1,4 +1,4 @@
-"""What the kernel tells views over a comm, while cells run and block; docs/protocol.md is what is held to."""
+"""The messages of the kernel to views over a comm, while cells run and block, as docs/protocol.md has them."""
 
 import os
 import signal

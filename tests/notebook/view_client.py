@@ -59,7 +59,7 @@ class ViewClient:
         self.send(type="watch", topic="cluster")
 
     def until(self, condition: Callable[["ViewClient"], bool], timeout: float = 20) -> "ViewClient":
-        """Reads what the kernel sends until something is so."""
+        """Reads messages of the kernel until a condition holds."""
         deadline = time.monotonic() + timeout
         while not condition(self):
             seconds = deadline - time.monotonic()
@@ -105,7 +105,7 @@ class ViewClient:
         return uids[-1] if uids else ""
 
     def rank(self, name: str, index: int) -> dict[str, Any]:
-        """What is known of a rank; its state is always in it."""
+        """The facts about a rank; its state is always in them."""
         uid = self.mesh(name)
         if not uid:
             return {"state": "none"}
