@@ -13,7 +13,7 @@ from tests.effort import AS_LATER
 
 _running = contextlib.ExitStack()
 _HERE = Path(__file__).parent
-# The browser's driver leaves its own odds and ends to the collector.
+# The browser's driver leaves objects of its own to the collector.
 _UNCLEAN = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -38,7 +38,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Ended by the last of these tests, and if its own end failed: while the driver is there, no event loop can run."""
+    """Ended by the last of these tests, or after its error: while the driver runs, no event loop can run."""
     try:
         return (yield)
     finally:

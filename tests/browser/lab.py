@@ -41,8 +41,8 @@ SETTINGS = {
 }
 
 
-# What the page shows as idle may be a kernel that it has not reached yet, or one that runs a cell and was told idle for
-# a message that went past it; cells run then are forgotten. A kernel that has said what it is was reached.
+# A kernel shown as idle may not be reached yet, or may run a cell while an idle status of another message arrives;
+# cells run then are lost. A kernel that has sent its info was reached.
 KERNEL_IS_IDLE = """() => {
     const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
     if (kernel?.connectionStatus !== "connected" || kernel.status !== "idle") return false;
@@ -87,18 +87,18 @@ def write_notebook(path: Path, cells: list[str]) -> Path:
 
 
 def panel_built() -> None:
-    """Skips the test, saying so, where the JupyterLab extension is not built."""
+    """Skips the test, with a message, where the JupyterLab extension is not built."""
     if not (PANEL / "package.json").exists():
         pytest.skip("SKIPPED panel test: labextension/built is not there; `make setup` builds it where npm is")
 
 
 def browser_is_there() -> bool:
-    """Whether there is a browser, and what drives it."""
+    """Whether there is a browser, and its driver."""
     return any(map(shutil.which, BROWSERS)) and importlib.util.find_spec("playwright") is not None
 
 
 def browser_path() -> str:
-    """The browser to drive. Skips the test, saying so, where there is none."""
+    """The browser to drive. Skips the test, with a message, where there is none."""
     for name in BROWSERS:
         if path := shutil.which(name):
             return path
@@ -106,19 +106,19 @@ def browser_path() -> str:
 
 
 class Served(NamedTuple):
-    """A JupyterLab that runs."""
+    """A running JupyterLab."""
 
     url: str
     token: str
     root: Path
 
     def add(self, notebook: Path) -> str:
-        """Puts a copy of a notebook there; the address at which it is shown, in a workspace of its own."""
+        """Copies a notebook into its folder; the address of its page, in a workspace of its own."""
         shutil.copy(notebook, self.root)
         return f"{self.url}lab/workspaces/{notebook.stem}/tree/{notebook.name}?token={self.token}"
 
     def end_kernels(self) -> None:
-        """Ends all kernels, as closing the notebooks with theirs does."""
+        """Ends all kernels, as closing the notebooks does."""
         for session in json.loads(self._ask("GET", "api/sessions")):
             self._ask("DELETE", f"api/sessions/{session['id']}")
 
@@ -129,7 +129,7 @@ class Served(NamedTuple):
 
 
 def _kernel(folder: Path, python: str, env: dict[str, str]) -> None:
-    """Has notebooks run in this Python."""
+    """Registers this Python for notebooks."""
     folder.mkdir(parents=True)
     argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     spec = {"argv": argv, "display_name": "Python 3", "language": "python", "env": env}
@@ -140,10 +140,10 @@ def _kernel(folder: Path, python: str, env: dict[str, str]) -> None:
 def serve(
     folder: Path, env: dict[str, str], config: str = "", *, panel: bool = True, installs: bool = False
 ) -> Iterator[Served]:
-    """A JupyterLab with these variables in its environment, this configuration, and nothing of what the user has set.
+    """A JupyterLab with these variables in its environment, this configuration, and no settings of the user.
 
     Without `panel` the extension of JupyterLab is off, as where it is not installed. With `installs` a kernel of
-    another Python (MONARCH_TEST_KERNEL) has not the library before a cell installs it.
+    another Python (MONARCH_TEST_KERNEL) lacks the library until a cell installs it.
     """
     root, runtime = folder / "root", folder / "runtime"
     for path in (root, runtime, folder / "config"):
@@ -197,7 +197,7 @@ def serve(
 def lab(
     folder: Path, notebook: Path, env: dict[str, str], *, panel: bool = True, installs: bool = False
 ) -> Iterator[str]:
-    """Serves a copy of a notebook, by a JupyterLab of its own; gives the address at which it shows it."""
+    """Serves a copy of a notebook, by a JupyterLab of its own; gives the address of its page."""
     with serve(folder, env, panel=panel, installs=installs) as served:
         yield served.add(notebook)
 
@@ -208,7 +208,7 @@ def _share(folder: Path) -> None:
 
 
 def _address(server: subprocess.Popen[bytes], runtime: Path, seconds: float = 120) -> str:
-    """The server picks a free port and writes down which."""
+    """The address that the server writes down once it has chosen a port."""
     deadline = time.monotonic() + seconds
     file = runtime / f"jpserver-{server.pid}.json"
     while time.monotonic() < deadline:
@@ -234,7 +234,7 @@ def browser() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def opened(by: Any, address: str, width: int = 1280, height: int = 1000) -> Iterator[Any]:
-    """A page at an address, once JupyterLab is there with a kernel that is idle."""
+    """A page at an address, once JupyterLab is loaded and its kernel is idle."""
     with _page(by, address, width, height) as shown:
         shown.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         shown.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
@@ -272,7 +272,7 @@ class Desk:
 
     @contextlib.contextmanager
     def open(self, notebook: Path) -> Iterator[Any]:
-        """The page of a copy of a notebook. Its kernel, and what came of it, is gone afterwards."""
+        """The page of a copy of a notebook. Its kernel and its children have ended afterwards."""
         before = {process.pid for process in marked(self.mark)}
         address = self.served.add(notebook)
         try:
@@ -283,7 +283,7 @@ class Desk:
                 self._page.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
             yield self._page
             self._page.evaluate(CLEAR)
-        except BaseException:  # what it has left, such as a dialog, would be in the way of all that come
+        except BaseException:  # an open dialog, for example, would be in the way of later tests
             self._pages.close()
             self._page = None
             raise
@@ -296,14 +296,14 @@ class Desk:
 
     @contextlib.contextmanager
     def empty(self, workspace: str) -> Iterator[Any]:
-        """A page with no notebook and no kernel: what is opened and closed there comes back in no other page."""
+        """A page with no notebook and no kernel: the state of its documents is restored in no other page."""
         address = f"{self.served.url}lab/workspaces/{workspace}?token={self.served.token}"
         with _page(self.by, address, 1280, 1000) as shown:
             shown.wait_for_selector(".jp-Launcher", timeout=60_000)
             yield shown
 
     def saved(self, shown: Any, notebook: Path) -> Path:
-        """Saves the notebook as the page has it; its file."""
+        """Saves the notebook of the page; its file."""
         shown.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
         shown.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty", timeout=15_000)
         return self.served.root / notebook.name
@@ -319,7 +319,7 @@ class Lab:
 
     def _wrong(self, error: Any) -> None:
         self.errors.append(str(error))
-        print(error.stack)  # whose it is: JupyterLab and its other extensions have errors, too
+        print(error.stack)  # with its origin: JupyterLab and other extensions have errors, too
 
     def start(self, code: str) -> Any:
         """Runs code in a new last cell; gives its output area, at once."""
@@ -336,7 +336,7 @@ class Lab:
         return str(output.inner_text())
 
     def prompt(self) -> Any:
-        """That of the newest cell. (The kernel's own status is that of the last request, such as a click's.)"""
+        """The prompt of the newest cell. (The kernel's own status is that of the last request, such as a click's.)"""
         return self.shown.locator(".jp-Notebook .jp-Cell").last.locator(".jp-InputPrompt")
 
     def idle(self) -> None:
@@ -374,15 +374,15 @@ def menu(shown: Any, name: str, item: str) -> None:
 
 
 def theme(shown: Any, name: str) -> None:
-    """Changes the theme and waits until it is there."""
+    """Changes the theme and waits until it is applied."""
     shown.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", name)
     shown.wait_for_selector(f'body[data-jp-theme-name="{name}"]', state="attached", timeout=40_000)
-    # JupyterLab takes it away twice, with an error, where themes follow each other faster.
+    # JupyterLab removes it twice, with an error, where themes change faster.
     shown.wait_for_selector("#jupyterlab-splash", state="detached", timeout=10_000)
 
 
 def capture(shown: Any, picture: Path) -> None:
-    """A picture of all of a notebook, for which the window is as tall as it needs to be for a moment."""
+    """Takes a picture of a full notebook; the window is as tall as it for the moment."""
     before = shown.viewport_size
     shown.set_viewport_size({**before, "height": 12_000})
     shown.evaluate(TOP)

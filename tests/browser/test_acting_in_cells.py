@@ -40,7 +40,7 @@ def begun(notebook: Lab) -> Panel:
 
 
 def result(display: Any, text: str) -> None:
-    """Waits until the display says what came of an action."""
+    """Waits until the display shows the result of an action."""
     display.locator(".mnb-message", has_text=text).wait_for(timeout=20_000)
 
 

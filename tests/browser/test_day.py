@@ -39,7 +39,7 @@ trainers.learn.call().get()
 
 @pytest.fixture
 def job(desk: Desk, tmp_path: Path) -> Iterator[None]:
-    """Where notebooks are, a job "lab": two hosts that are reached by SSH."""
+    """A job "lab" in the folder of notebooks: two hosts that are reached by SSH."""
     needs("sshd", "ssh-keygen", package="openssh-server openssh-client")
     pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")
     server = SSHServer(tmp_path)
@@ -54,7 +54,7 @@ def job(desk: Desk, tmp_path: Path) -> Iterator[None]:
 
 SOURCE = "() => window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.getSource()"
 ACTIVE = "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
-# As a page has it in which nobody has chosen otherwise.
+# The defaults of a page.
 QUIET = """async () => {
     const {commands} = window.jupyterapp;
     if (commands.isToggled("monarch-nb:notify")) await commands.execute("monarch-nb:notify");
@@ -64,7 +64,7 @@ SELECTED = '.mnb-outline-row[aria-selected="true"]'
 
 
 class Mouse:
-    """What a person does by clicks; code is typed."""
+    """The actions of a person by clicks; code is typed."""
 
     theme = "JupyterLab Light"
 
@@ -94,7 +94,7 @@ class Mouse:
         self.shown.locator('.jp-NotebookPanel-toolbar [data-jp-item-name="run"]').get_by_role("button").click()
 
     def send(self, target: str) -> None:
-        """Has the active cell run somewhere."""
+        """Chooses where the active cell runs."""
         self.cell().locator(".mnb-on-cell select").select_option(target)
 
     def unfold(self, row: str) -> None:
@@ -109,7 +109,7 @@ class Mouse:
         view.locator(".b", has_text="step").first.click()
 
     def resume(self, output: Any) -> None:
-        """Lets what is stopped go on."""
+        """Resumes the stopped ranks."""
         self.panel.node.get_by_text("Debugger · 2 stopped").click()
         self.panel.node.locator(".mnb-debug").get_by_role("button", name="Continue").click()
 
@@ -131,7 +131,7 @@ class Mouse:
 
 
 class Keys(Mouse):
-    """What a person does by keys alone."""
+    """The actions of a person by keys alone."""
 
     theme = "JupyterLab Dark"
 
@@ -156,7 +156,7 @@ class Keys(Mouse):
         return self._type(code)
 
     def _is_in(self, part: str) -> bool:
-        """Whether a part of the page has the keys."""
+        """Whether a part of the page has the focus."""
         return bool(self.shown.evaluate("part => document.activeElement.closest(part) !== null", part))
 
     def run(self) -> None:
@@ -205,7 +205,7 @@ class Keys(Mouse):
         self._command("Show Ends of Long Cells on the Desktop")
 
     def _command(self, name: str) -> None:
-        """Runs a command by the palette."""
+        """Runs a command from the palette."""
         self.keys.press("Control+Shift+C")
         self.shown.locator(".lm-CommandPalette-input:focus").wait_for(timeout=10_000)
         self.keys.type(name)

@@ -1,4 +1,4 @@
-"""JupyterLab's debugger, switched on before the extension is loaded: processes start as ever, and breakpoints hold."""
+"""JupyterLab's debugger, switched on before the extension is loaded: processes start as usual, and breakpoints work."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The debugger in a real JupyterLab: ranks stop, the prompt of the cell takes commands, a click lets them go on."""
+"""The debugger in a real JupyterLab: ranks stop, the prompt of the cell takes commands, a click resumes them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +42,7 @@ trainers.initialized.get()
 """
 # However long that takes, the first question is about all.
 ALL_STOPPED = "import monarch.debug\nfuture = trainers.{}.call(1)\nmonarch.debug.wait(4)\nfuture.get()"
-# What is opened last has more room than what was open before.
+# The section opened last has more room than the others.
 MOST_ROOM = """() => {
     const sections = [...document.querySelectorAll(".mnb-section")].sort((a, b) => b.clientHeight - a.clientHeight);
     return sections[0].id === "mnb-section-sessions";
@@ -68,7 +68,7 @@ def answer(output: Any, command: str) -> None:
 
 
 def one_box(output: Any) -> None:
-    """Waits until one question is asked: that of before may be in the page a little longer."""
+    """Waits until one question is asked: the one before may stay in the page a little longer."""
     from playwright.sync_api import expect
 
     expect(output.locator(".jp-Stdin-input")).to_have_count(1, timeout=10_000)
@@ -98,7 +98,7 @@ def test_the_prompt_compares_four_stopped_ranks_and_a_click_continues(notebook: 
     view.get_by_role("button", name="Continue").click()
     notebook.idle()
     output.get_by_text("ValueMesh").wait_for(timeout=10_000)
-    output.locator(".jp-Stdin-input").wait_for(state="detached", timeout=10_000)  # nobody is asked any more
+    output.locator(".jp-Stdin-input").wait_for(state="detached", timeout=10_000)  # no question is open
     assert notebook.errors == []
 
 
@@ -137,7 +137,7 @@ def test_the_panel_groups_four_ranks_at_two_lines_and_continues_them(
     assert "check" in single.inner_text()
     assert "[*]" in notebook.prompt().inner_text(), "all of that while the cell waits"
 
-    view.get_by_role("button", name="Continue").click()  # those that are most; the odd one stays
+    view.get_by_role("button", name="Continue").click()  # the largest group; the single rank stays stopped
     three.wait_for(state="detached", timeout=10_000)
     panel.get_by_text("Debugger · 1 stopped").wait_for(timeout=10_000)
     output.locator(".jp-Stdin-input").last.wait_for(timeout=10_000)  # that of before may still be there

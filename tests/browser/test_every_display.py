@@ -11,7 +11,7 @@ from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, unfold
 
 pytestmark = [
     pytest.mark.timeout(400),
-    # The browser's driver leaves its own odds and ends to the collector.
+    # The browser's driver leaves objects of its own to the collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 THEMES = ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"]
@@ -58,7 +58,7 @@ pair = Mesh(shape=(2,), mesh_dim_names=("data",), name="pair")
 halves = monarch.distribute(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]), pair, ["data", None])
 halves
 """
-# What a cell runs, and what is in its output then.
+# The code of a cell, and a selector of its output.
 DISPLAYS = {
     "%monarch": ".mnb",
     "%monarch doctor": ".mnb",
@@ -81,9 +81,9 @@ DISPLAYS = {
     "from monarch_kernel.display.meshes import mesh_html\nfrom IPython.display import HTML\n"
     "HTML(mesh_html(workers))": ".mnb table",
 }
-# Displays of ours, but not what the notebook draws around them, such as the text of errors.
+# Our displays, without the elements of the notebook around them, such as the text of errors.
 OURS = [".jp-Notebook .jp-OutputArea-output .mnb", ".jp-Notebook .jp-OutputArea-output .mnb-v"]
-# What lies beyond the right edge of its display, or of the dialog, and cannot be scrolled to within it.
+# Elements beyond the right edge of their display, or of the dialog, and out of reach of its scroll bar.
 BEYOND = """selectors => {
     const scrolls = (node, root) => {
         for (let at = node.parentElement; at && root.contains(at); at = at.parentElement) {

@@ -1,4 +1,4 @@
-"""Run All Cells in a real JupyterLab, for each notebook of examples/: only what is meant to raise does."""
+"""Run All Cells in a real JupyterLab, for each notebook of examples/: only the intended cells raise."""
 
 from pathlib import Path
 from typing import Any

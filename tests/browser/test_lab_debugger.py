@@ -77,7 +77,7 @@ def bug(notebook: Lab) -> None:
 
 
 def click_gutter(notebook: Lab, text: str) -> None:
-    """The gutter beside the line of the actor's cell that reads so."""
+    """The gutter beside the line of the actor's cell with this text."""
     cell = notebook.shown.locator(".jp-Notebook .jp-Cell", has_text="class Trainer")
     lines = [line.strip() for line in cell.locator(".cm-line").all_inner_texts()]
     box = cell.locator(".cm-line").nth(lines.index(text)).bounding_box()
@@ -86,7 +86,7 @@ def click_gutter(notebook: Lab, text: str) -> None:
 
 
 def command(notebook: Lab, name: str) -> None:
-    """As the button of the debugger's side bar does."""
+    """Runs a command, as the button of the debugger's side bar does."""
     notebook.shown.evaluate("name => void window.jupyterapp.commands.execute(`debugger:${name}`)", name)
 
 
@@ -103,7 +103,7 @@ def test_a_gutter_breakpoint_stops_actors_until_the_bug_button_is_off(
     shown.locator(".jp-DebuggerEditor-highlight").wait_for(timeout=10_000)
     ranks = shown.locator("#mnb-dap-ranks")
     stopped = ranks.locator(".mnb-dap-rank")
-    stopped.nth(7).wait_for(timeout=20_000)  # a step is one of all that stand by then
+    stopped.nth(7).wait_for(timeout=20_000)  # a step moves all ranks stopped by then
     assert stopped.count() == 8
     shows(notebook, "rank", str(index_of(ranks.locator('.mnb-dap-rank[aria-pressed="true"]').inner_text())))
     assert "[*]" in notebook.prompt().inner_text(), "all of that while the cell waits"
@@ -161,7 +161,7 @@ def shows(notebook: Lab, name: str, value: str) -> None:
 
 
 def evaluate(notebook: Lab, code: str) -> None:
-    """In the console that JupyterLab's debugger has for it."""
+    """Evaluates in the console of JupyterLab's debugger."""
     command(notebook, "evaluate")
     console = notebook.shown.locator(".jp-DebugConsole")
     console.locator(".jp-CodeConsole-promptCell .cm-content").click(timeout=20_000)

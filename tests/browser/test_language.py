@@ -1,4 +1,4 @@
-"""JupyterLab in another language: what the panel says goes through its translator."""
+"""JupyterLab in another language: the texts of the panel go through its translator."""
 
 import json
 from collections.abc import Iterator

@@ -77,7 +77,7 @@ ALL_CELLS = """() => {
     const count = window.jupyterapp.shell.currentWidget.content.model?.sharedModel.cells.length;
     return count > 1 && document.querySelectorAll(".jp-Notebook .jp-Cell").length === count;
 }"""
-# Ranks of which only the store is told.
+# Ranks in the store alone.
 LARGE = """
 from monarch_nb.runtime import current_runtime
 from monarch_nb.store import events, store_of
@@ -119,7 +119,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> "NotebookNode":
 
 @pytest.fixture
 def grid(notebook: Lab) -> Any:
-    """A mesh of four, shown live and whole."""
+    """A mesh of four, shown live."""
     notebook.run(MESHES + "\nfrom monarch.actor import heal_mesh; heal_mesh(workers)")
     output = notebook.run("workers")
     notebook.cell(output, 3, "idle")
@@ -140,7 +140,7 @@ def test_a_busy_rank_is_shown_in_a_blocked_cell_and_interrupted(notebook: Lab, g
     grid.locator(".mnb-lines", has_text="one step").wait_for(timeout=10_000)
     grid.get_by_role("button", name="Stack").click()
     grid.locator(".mnb-lines", has_text="in Trainer.step").wait_for(timeout=10_000)
-    assert "[*]" in notebook.prompt().inner_text()  # all of that while the cell waits
+    assert "[*]" in notebook.prompt().inner_text()  # all of this while the cell waits
     grid.locator(".mnb-slice code", has_text=re.compile(r"^workers\.slice\(gpus=1\)$")).wait_for(timeout=10_000)
     grid.get_by_role("button", name="Interrupt").click()
     notebook.idle()
@@ -208,7 +208,7 @@ print("went through", len(tries))
     bar.get_by_role("button", name="Retry").click()
     notebook.shown.get_by_role("button", name="Run Once").click(
         timeout=20_000
-    )  # Lab asks: nobody has trusted this file
+    )  # JupyterLab asks: the file is not trusted
     output.get_by_text("went through 2").wait_for(timeout=20_000)
     notebook.idle()
     notebook.cell(grid, 0, "idle")
@@ -244,7 +244,7 @@ def test_pointing_at_a_shard_highlights_its_ranks_and_vice_versa(notebook: Lab) 
     )
     notebook.shown.mouse.move(0, 0)
     assert lit('[aria-pressed="true"]') == [7]
-    assert lit(".mnb-lit") == [6, 7]  # what is clicked stays lit, with all who hold the same
+    assert lit(".mnb-lit") == [6, 7]  # the clicked rank stays lit, with all that hold the same shard
     still = output.locator(".mnb-p svg")  # by style sheets alone, as in a saved notebook
     still.first.locator(".b1").hover()
     ranks = "[...document.querySelectorAll('.mnb-p svg:nth-child(2) .x')]"

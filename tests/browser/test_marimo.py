@@ -81,7 +81,7 @@ def test_a_live_mesh_view_survives_a_dead_rank_and_heals_it(tmp_path: Path, them
         page.goto(address)
         page.get_by_text("import monarch").first.wait_for(timeout=60_000)
         page.locator('[data-testid="run-button"]').first.wait_for(timeout=60_000)
-        page.keyboard.press("Control+Shift+R")  # a notebook that is opened does not run by itself
+        page.keyboard.press("Control+Shift+R")  # an opened notebook does not run by itself
         page.locator(".mnb-flame").first.wait_for(timeout=90_000)
         page.get_by_text("loss on the stopped rank: {2: 0.81").first.wait_for(timeout=30_000)
         page.locator('.mnb-cell[data-index="1"][data-state="failed"]').wait_for(timeout=30_000)

@@ -38,7 +38,7 @@ class Trainer(Actor):
 
 
 class Panel:
-    """The side panel, and what a person does with it."""
+    """The side panel, and the actions of a person in it."""
 
     def __init__(self, opened: Lab) -> None:
         self.lab = opened
@@ -89,7 +89,7 @@ class Panel:
         return self.shown.locator(".jp-Notebook .jp-Cell").nth(active).locator(".jp-Cell-outputArea")
 
     def source(self) -> str:
-        """What the active cell has in it."""
+        """The code of the active cell."""
         code = "() => window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.getSource()"
         return str(self.shown.evaluate(code))
 
@@ -143,7 +143,7 @@ def test_the_panel_shows_and_interrupts_a_busy_rank_of_a_cell(panel: Panel) -> N
     busy.click()
     panel.button("Stack").click()
     panel.node.locator(".mnb-lines", has_text="in Trainer.step").wait_for(timeout=10_000)
-    assert panel.shown.locator(".jp-InputPrompt").last.inner_text().strip() == "[*]:"  # all of that while it waits
+    assert panel.shown.locator(".jp-InputPrompt").last.inner_text().strip() == "[*]:"  # all of this while it waits
     panel.button("Interrupt").click()
     panel.lab.idle()
     panel.row("gpus=1", "idle")
@@ -255,7 +255,7 @@ def test_why_names_the_rank_that_blocks_a_call_and_ends_it(panel: Panel) -> None
     panel.node.locator("#mnb-section-findings", has_text="inspected: ").wait_for(timeout=20_000)
     panel.command("monarch-nb:why", palette=True)
     finding = panel.node.locator(".mnb-finding", has_text="gpus=2 alone has not answered trainers.wait()")
-    while not finding.count():  # others have to wait for three seconds before anything is said
+    while not finding.count():  # the panel reports it once the others have waited for three seconds
         panel.node.locator("#mnb-section-findings").get_by_role("button", name="Why?", exact=True).click()
         panel.node.locator("#mnb-section-findings", has_text="inspected: ").wait_for(timeout=20_000)
         time.sleep(0.5)
@@ -304,7 +304,7 @@ def test_after_a_restart_it_offers_to_load_the_extension_again(panel: Panel) -> 
     shown.wait_for_function(KERNEL_IS_IDLE, timeout=40_000)
     output = panel.lab.run("%load_ext monarch")  # in a cell this time
     panel.note("No processes yet")
-    # Nor does it tell of who asked before. ipykernel may, of what jupyter-widgets sent to a subshell that has ended.
+    # Nor does it report earlier comms. ipykernel may, of messages of jupyter-widgets to an ended subshell.
     assert "monarch_nb.cluster" not in output.inner_text()
     assert panel.lab.errors == []
 

@@ -44,7 +44,7 @@ def in_cell(panel: Panel, code: str) -> None:
 
 
 def agree(panel: Panel, button: str) -> None:
-    """Agrees to what is lost, by keys."""
+    """Confirms the loss, by keys."""
     dialog = panel.shown.locator(".jp-Dialog")
     dialog.get_by_role("button", name=button, exact=True).focus()
     panel.shown.keyboard.press("Enter")
@@ -141,7 +141,7 @@ def test_a_breakpoint_is_set_where_a_person_says(panel: Panel) -> None:
     panel.lab.run("%break clear")
 
 
-# A person who looks elsewhere, and a desktop that records what it is given.
+# A user in another window, and a desktop that records its notifications.
 ELSEWHERE = """() => {
     window.mnbShown = [];
     window.mnbLooks = document.hasFocus.bind(document);

@@ -43,7 +43,7 @@ def states(mesh):
 
 
 class Row(NamedTuple):
-    """An action on some ranks of a mesh. What comes of it is printed by `look`, or is in a part of the panel."""
+    """An action on some ranks of a mesh. Its result is printed by `look`, or is in a part of the panel."""
 
     mesh: str
     ranks: list[int] | None
@@ -52,7 +52,7 @@ class Row(NamedTuple):
     part: str = ""
     before: str = "0"  # run in the cell that is active then
     after: str = ""
-    agrees: str = ""  # the button that agrees to what is lost
+    agrees: str = ""  # the button that confirms the loss
     types: str = ""
     ended: str = ""  # a command of the debugger that ends the prompt of its cell
     says: str = ""  # of a command that writes a cell, which is in the way of others before that
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 BUSY = "future = trainers.slice(gpus=1).step.call_one(3600)"
 HOSTS = "print(dict(elastic.extent), states(elastic))"
-# The host's agent is killed, and that is known.
+# The host's agent is killed, and its death is reported.
 LOSES = """
 os.kill(int(list(job.agents.values())[-1].id.partition("@")[0]), signal.SIGKILL)
 until = time.monotonic() + 20
@@ -156,7 +156,7 @@ ROWS = {
     ),
 }
 FAST = ("heal", "interrupt", "logs", "kill")
-# Commands that are about the panel and the notebook, not about what is selected.
+# Commands for the panel and the notebook, not for the selected ranks.
 OTHERS = {
     *("open", "load", "spawn", "failures", "show-code", "insert-code", "why-all", "new-notebook", "where", "notify"),
 }

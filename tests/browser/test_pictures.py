@@ -1,4 +1,4 @@
-"""Drawings of the documentation are whole in a browser."""
+"""Drawings of the documentation are complete in a browser."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A real JupyterLab behind a proxy that goes away for a minute, or loses messages: afterwards all is right."""
+"""A real JupyterLab behind a proxy that stops for a minute, or loses messages: afterwards the state is right."""
 
 import os
 import re
@@ -102,7 +102,7 @@ def test_views_and_buttons_work_after_a_minute_without_a_connection(
     time.sleep(AWAY_SECONDS)  # the time that is tried
     proxy.mend()
 
-    # JupyterLab itself tries again after up to a minute, and gives up after some; then the panel has it go on.
+    # JupyterLab itself retries after up to a minute, and gives up after some tries; then the panel makes it retry.
     rank(display, 1, "failed").wait_for(timeout=120_000)
     panel.locator(".mnb-panel-summary", has_text="1 failed").wait_for(timeout=20_000)
     shown.locator(".jp-DebuggerCallstackFrame", has_text="learn").first.wait_for(timeout=30_000)
@@ -129,17 +129,17 @@ def test_messages_lost_by_a_proxy_are_repeated_and_clicks_act_once(proxied: tupl
     display, pids = spawn_spare(notebook)
     proxy.loses = True
     os.kill(pids[0], 9)
-    time.sleep(2)  # nothing that the kernel says comes through
+    time.sleep(2)  # no message of the kernel passes
     assert rank(display, 0, "failed").count() == 0
     assert proxy.lost > 0
     proxy.loses = False
-    # Nothing else happens: it is the views that ask, every 30 s.
+    # Nothing else happens: the views ask every 30 s.
     rank(display, 0, "failed").wait_for(timeout=45_000)
     shown.locator(".mnb-panel .mnb-panel-summary", has_text="1 failed").wait_for(timeout=45_000)
 
     proxy.loses = True
     display.get_by_role("button", name=re.compile("Heal")).first.click()
-    time.sleep(3)  # it is healed, and nobody hears of it
+    time.sleep(3)  # it is healed, and no page learns of it
     proxy.loses = False
     rank(display, 0, "idle").wait_for(timeout=45_000)
     shown.locator(".mnb-b.mnb-waits").wait_for(state="detached", timeout=10_000)

@@ -1,4 +1,4 @@
-"""Displays where pages forbid much: frames in a sandbox, policies without eval and inline scripts."""
+"""Displays in pages with a strict policy: frames in a sandbox, policies without eval and inline scripts."""
 
 import json
 import time
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 HOME = "http://front.test"
 STRICT = f"default-src 'none'; script-src {HOME}; style-src 'unsafe-inline'; img-src data:"
-# What anywidget does, with a model that has no kernel, as in a saved notebook.
+# As anywidget does, with a model that has no kernel, as in a saved notebook.
 DRAWS = """
 import view from "/{view}.js";
 const saved = {saved};
@@ -36,7 +36,7 @@ window.drawn = true;
 
 @pytest.fixture(scope="module")
 def saved() -> tuple[dict[str, Any], str]:
-    """What a notebook keeps of a display: for its view, and as HTML."""
+    """The saved forms of a display: for its view, and as HTML."""
     with cluster():
         procs = this_host().spawn_procs(per_host={"gpus": 4}, name="workers")
         procs.initialized.get(10)
