@@ -32,7 +32,7 @@ class Worker(Actor):
 
     @endpoint
     def keep(self, array: Any) -> None:
-        self.kept = array
+        self.array = array
         array[::1024].sum()  # all its pages
 
     @endpoint

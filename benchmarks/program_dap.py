@@ -68,11 +68,11 @@ def stop_requests(debugger: Debugger) -> dict[str, Any]:
     return variables
 
 
-def all_stand(debugger: Debugger, count: int) -> None:
-    def stand() -> bool:
+def await_stops(debugger: Debugger, count: int) -> None:
+    def stopped() -> bool:
         return sum(len(row["ranks"]) for row in debugger.do("monarchThreads")["threads"]) == count
 
-    debugger.until(stand, timeout=60)
+    debugger.until(stopped, timeout=60)
 
 
 def stops(debugger: Debugger, size: int, rounds: int) -> None:
@@ -90,17 +90,17 @@ def stops(debugger: Debugger, size: int, rounds: int) -> None:
         armed.append(time.perf_counter() - began)
         cell = debugger.start("found = trainers.step.call(1).get()")
         debugger.event("stopped", timeout=60)
-        began_there = float(stop_requests(debugger)["began"]["value"])
-        shown.append(time.time() - began_there)
-        all_stand(debugger, size)
-        listed.append(time.time() - began_there)
+        hit = float(stop_requests(debugger)["began"]["value"])
+        shown.append(time.time() - hit)
+        await_stops(debugger, size)
+        listed.append(time.time() - hit)
         for _ in range(2):
             began = time.perf_counter()
             debugger.do("next", threadId=1)
             debugger.event("stopped")
             stop_requests(debugger)
             stepped.append(time.perf_counter() - began)
-            all_stand(debugger, size)
+            await_stops(debugger, size)
         debugger.events.clear()
         debugger.do("continue", threadId=1)
         debugger.finish(cell, timeout=60).ok()

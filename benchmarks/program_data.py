@@ -22,12 +22,12 @@ class Owner(Actor):
     """Owns the memory."""
 
     def __init__(self) -> None:
-        self.kept: list[Any] = []
+        self.arrays: list[Any] = []
 
     @endpoint
     async def offer(self, size: int, count: int) -> list[Any]:
         memory = [torch.ones(size, dtype=torch.uint8) for _ in range(count)]
-        self.kept += memory
+        self.arrays += memory
         return [RDMABuffer(part) for part in memory]
 
 

@@ -15,7 +15,7 @@ from monarch_nb.store import Store, apply
 from monarch_nb.store import events as e
 
 EVENTS_S = 1000
-TAKEN_S = 0.05  # the state is sent that often
+FLUSH_S = 0.05  # the state is sent that often
 
 # Runs in the kernel: ranks that the store is told of, and a thread that tells what they do, as their processes would:
 # 1,000 times a second that an actor is busy or idle, and beside that the calls for a timeline, each rank once in two
@@ -156,7 +156,7 @@ def reducer(plan: Plan) -> None:
         if watching:
             store._watchers.append(listen)
             listen({"type": "snapshot", "state": store.document()})
-        interval = int(EVENTS_S * TAKEN_S)
+        interval = int(EVENTS_S * FLUSH_S)
         began = time.process_time()
         for index, event in enumerate(events):
             store._events.append(event) if watching else store.put(event)

@@ -152,8 +152,8 @@ def crowd(plan: Plan) -> None:
         with lab(Path(folder) / "lab", notebook, {}) as address, page(address) as shown:
             kernel = Kernel(shown)
             kernel.run(DRIVER.replace("RANKS", str(plan.face_ranks)), "ready")
-            alone = min(60.0, seconds / 3)
-            idle = float(kernel.run(f"print('alone', tell({alone}, nothing)[0])", "alone", alone + 60).split()[-1])
+            span = min(60.0, seconds / 3)
+            idle = float(kernel.run(f"print('alone', tell({span}, nothing)[0])", "alone", span + 60).split()[-1])
             kernel.run("widgets.show('mesh', {'mesh': 'p'}, 'p')", "workers")
             shown.wait_for_selector(".mnb-cell, .mnb-canvas", state="attached", timeout=30_000)
             kernel.run("%failures", "Failures")

@@ -88,11 +88,11 @@ def weights(plan: Plan, procs: Any) -> None:
     pulls = list(generators.pull.call(source, size, 3).get().values())
     copies, seconds = (sum(column) / GENERATORS for column in zip(*pulls, strict=True))
     figure("sync: weights", value=size / 1e9 / seconds, part=copies / seconds)
-    alone = learner.steps.call_one(300).get()
+    baseline = learner.steps.call_one(300).get()
     under_way = generators.slice(gpus=0).pull.call_one(source, size, 30)
     busy = learner.steps.call_one(300).get()
     under_way.get()
-    figure("sync: learner's step", above=100 * (busy / alone - 1))
+    figure("sync: learner's step", above=100 * (busy / baseline - 1))
 
 
 def feeding(plan: Plan, procs: Any) -> None:
@@ -109,18 +109,18 @@ def feeding(plan: Plan, procs: Any) -> None:
     process = psutil.Process()
     before, most, over = process.memory_info().rss, 0, threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         nonlocal most
         while not over.wait(0.02):
             most = max(most, process.memory_info().rss)
 
-    looker = threading.Thread(target=look)
-    looker.start()
+    poller = threading.Thread(target=poll)
+    poller.start()
     began = time.perf_counter()
     fed = sinks.rows.call(Feed(source, sinks, batch_size=32_768)).get()
     seconds = time.perf_counter() - began
     over.set()
-    looker.join()
+    poller.join()
     shutil.rmtree(folder)
     assert sum(fed.values()) == total == rows
     figure("sync: feed", value=rows * 64 / 1e9 / seconds, part=alone / seconds)

@@ -78,12 +78,12 @@ def losses() -> None:
         "data and tensor": (square, {"weights": both, "batch": (*rows, *rest), "rest": (*rest, *rest)}),
     }
     step = stepper(lambda tensor, _: tensor.clone(), SMALL)
-    alone = [step().item() for _ in range(20)]
+    local = [step().item() for _ in range(20)]
     farthest = 0.0
     for mesh, layout in layouts.values():
         step = stepper(lambda tensor, cut, mesh=mesh: monarch.distribute(tensor, mesh, cut), SMALL, **layout)
         sharded = [step().item() for _ in range(20)]
-        farthest = max(farthest, *(abs(x - y) / y for x, y in zip(sharded, alone, strict=True)))
+        farthest = max(farthest, *(abs(x - y) / y for x, y in zip(sharded, local, strict=True)))
     figure("tensors: losses", apart=farthest)
     for mesh in (line, square):
         mesh.stop().get(20)

@@ -217,14 +217,14 @@ ROWS = (
     Row("1,000 ranks shown, 1,000 events/s: page's heap, grown in half of the time", "MB", "faces: heap", "grown", 2),
     *(
         Row(
-            f"{what}: displays know it while a cell blocks, ipykernel {kernel}, max",
+            f"{event}: displays know it while a cell blocks, ipykernel {kernel}, max",
             "ms",
             f"sight: {row}, {name}",
             "most",
             250,
         )
         for kernel, name in (("7.3", "ipykernel-7.3"), ("7.4", "ipykernel-7.4"))
-        for what, row in (("SIGKILL", "killed"), ("a rank goes busy", "busy"), ("a rank stops", "stopped"))
+        for event, row in (("SIGKILL", "killed"), ("a rank goes busy", "busy"), ("a rank stops", "stopped"))
     ),
     Row("failing call whose frames are kept", "% more", "debug: frames kept", "above", 5),
 )

@@ -53,13 +53,13 @@ class Model(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
         width = size.width
-        self.words, self.places = nn.Embedding(size.words, width), nn.Embedding(size.length, width)
+        self.words, self.positions = nn.Embedding(size.words, width), nn.Embedding(size.length, width)
         self.blocks = nn.ModuleList(Block(size) for _ in range(LAYERS))
         self.last = nn.LayerNorm(width)
         self.head = nn.Linear(width, size.words, bias=False)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        x = self.words(tokens) + self.places(positions)
+        x = self.words(tokens) + self.positions(positions)
         for block in self.blocks:
             x = block(x, mask)
         return self.head(self.last(x))

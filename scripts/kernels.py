@@ -33,7 +33,7 @@ KERNELS = {
 
 
 # Front ends that are no kernels.
-OTHERS = {
+SERVERS = {
     "marimo": ("marimo>=0.20,<1", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
     # A Hub, its culler of idle servers, and the servers themselves; its proxy is a program of npm's.
     "jupyterhub": (
@@ -70,9 +70,9 @@ def hub_proxy() -> Path:
 
 
 def _packages(name: str) -> tuple[str, ...]:
-    return {**KERNELS, **OTHERS}[name]
+    return {**KERNELS, **SERVERS}[name]
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or (*KERNELS, *OTHERS):
+    for name in sys.argv[1:] or (*KERNELS, *SERVERS):
         print(f"{name}: {interpreter(name).relative_to(ROOT)}")

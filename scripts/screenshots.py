@@ -65,7 +65,7 @@ learners.initialized.get()
 """
 
 # Ranks in the store alone: displays do not depend on whether there are processes.
-TOLD = """
+RANKS = """
 import random, time
 random.seed(7)
 from monarch_nb.runtime import current_runtime
@@ -171,7 +171,7 @@ class Scene(NamedTuple):
     after: Any = None  # of the page and the cell's output, before the picture is taken
     width: int = 1000
     height: int = 1000
-    whole: bool = False  # the page, with the panel, not the cell's output alone
+    page: bool = False  # the page, with the panel, not the cell's output alone
     before: str = ""  # a cell of its own before it
     answer: str = ""  # the answer to the cell's question, once the picture is taken
     part: str = ""  # a selector of the part of the page in the picture, in place of the cell's output
@@ -269,7 +269,7 @@ def section(name: str) -> Any:
 
 def all_busy(uid: str, name: str) -> str:
     """A cell that shows 64 ranks, each in the middle of a step."""
-    return f"""{TOLD}
+    return f"""{RANKS}
 store, now, count = told("{uid}", "{name}", hosts=8, gpus=8)
 for rank in range(count):
     store.put(e.ActivityChanged("{uid}a", rank, 0, "busy", now - random.random() * 3, "step", 0, 900, 2.1, 0))
@@ -280,12 +280,12 @@ shown("{uid}")
 
 SCENES = {
     "idle": Scene("%mesh workers gpus=4", '[data-state="idle"]'),
-    "panel-empty": Scene("%stop --all\n%meshes", ".jp-OutputArea-output", side_by_side(""), whole=True),
+    "panel-empty": Scene("%stop --all\n%meshes", ".jp-OutputArea-output", side_by_side(""), page=True),
     "panel-idle": Scene(
         "%mesh workers gpus=4\ntrainers = workers.spawn('trainers', Trainer)\ntrainers.step.call(3).get()\nworkers",
         '[data-state="idle"]',
         side_by_side("gpus=1"),
-        whole=True,
+        page=True,
     ),
     "panel-failed": Scene(
         """
@@ -295,7 +295,7 @@ workers
 """,
         '[data-state="failed"]',
         side_by_side("gpus=2", "Failures"),
-        whole=True,
+        page=True,
     ),
     "busy": Scene(
         all_busy("busy", "workers"),
@@ -340,7 +340,7 @@ time.sleep(1)
     ),
     "failures": Scene("%failures", ".mnb-failure"),
     "thousand": Scene(
-        TOLD
+        RANKS
         + """
 store, now, count = told("many", "cluster", hosts=125, gpus=8)
 for rank in range(count):
@@ -356,7 +356,7 @@ shown("many")
         '[data-state="busy"]',
     ),
     "slices": Scene(
-        TOLD
+        RANKS
         + """
 store, now, count = told("cube", "grid", hosts=4, nodes=2, gpus=8)
 for rank in range(0, count, 3):
@@ -367,7 +367,7 @@ shown("cube")
         pick(0, (51,)),
     ),
     "hosts": Scene(
-        TOLD
+        RANKS
         + """
 store, now, count = told("huge", "fleet", hosts=1250, gpus=8)
 for rank in range(count):
@@ -384,10 +384,10 @@ shown("huge")
         all_busy("pbusy", "cluster"),
         '[data-state="busy"]',
         side_by_side("node03"),
-        whole=True,
+        page=True,
     ),
     "panel-thousand": Scene(
-        TOLD
+        RANKS
         + """
 store, now, count = told("pmany", "fleet", hosts=125, gpus=8)
 for rank in range(count):
@@ -400,7 +400,7 @@ shown("pmany")
 """,
         '[data-state="busy"]',
         side_by_side("fleet"),
-        whole=True,
+        page=True,
     ),
     "debugger": Scene(
         "learners.step.call(1).get()",
@@ -428,7 +428,7 @@ trainers.metrics
         "%transfers",
         ".mnb-matrix",
         side_by_side("", "Transfers"),
-        whole=True,
+        page=True,
     ),
     "logs": Scene("%logs workers", ".mnb-line"),
     "figures": Scene(
@@ -443,7 +443,7 @@ plt.show()
         ".mnb-images img",
     ),
     "placement": Scene("w", ".mnb-drawing", before=TENSORS, height=700),
-    "mesh-of-tensors": Scene("mesh", '[data-state="idle"]', whole=True, width=1000, height=560),
+    "mesh-of-tensors": Scene("mesh", '[data-state="idle"]', page=True, width=1000, height=560),
     "placement-values": Scene(
         "logits = (w + 2).log()\nlogits",
         ".mnb-drawing",
@@ -470,7 +470,7 @@ place((8, 512, 1024), "bfloat16", 2, ("pipeline", "data", "model"), (4, 4, 4), [
             shown.locator(".mnb-panel [data-tensor]", has_text="w").locator("button").first.click(),
             shown.wait_for_timeout(900),
         ),
-        whole=True,
+        page=True,
         width=1200,
         height=860,
     ),
@@ -580,13 +580,13 @@ def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
         theme(shown, f"JupyterLab {kind}")
         shown.wait_for_timeout(400)
         output.scroll_into_view_if_needed()
-        pictured = shown.locator(scene.part).first if scene.part else shown if scene.whole else output
+        pictured = shown.locator(scene.part).first if scene.part else shown if scene.page else output
         pictured.screenshot(path=folder / f"{name}-{kind.lower()}.png")
     if scene.answer:
         answer(output, scene.answer)
     if scene.part:
         shown.keyboard.press("Escape")  # a dialog
-    if scene.whole or scene.part:
+    if scene.page or scene.part:
         shown.evaluate("window.jupyterapp.commands.execute('notebook:show-all-cell-code')")
         shown.evaluate("window.jupyterapp.shell.collapseLeft()")
 

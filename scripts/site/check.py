@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from scripts.site import versions
 from scripts.site.names import first_home, modules, names
-from scripts.site.reference import apart, page_of, page_of_class
+from scripts.site.reference import page_of, page_of_class, separate
 
 
 class Page(HTMLParser):
@@ -50,7 +50,7 @@ def missing(folder: Path) -> list[str]:
         for name in names(module):
             short = not name.home or first_home()[name.home] != name
             described = texts.get(name.anchor, "")
-            if name in apart(module):
+            if name in separate(module):
                 described = (folder / page_of_class(name).removesuffix(".md") / "index.html").read_text("utf-8")
             if name.anchor not in texts or not (short or "doc-contents" in described):
                 problems.append(f"{name.full} is not described")

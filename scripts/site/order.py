@@ -52,7 +52,7 @@ def nav() -> list[Entry]:
 
 
 def _of_module(module: str) -> str | list[Any]:
-    classes = [{name.name: reference.page_of_class(name)} for name in reference.apart(module)]
+    classes = [{name.name: reference.page_of_class(name)} for name in reference.separate(module)]
     return [reference.page_of(module), *classes] if classes else reference.page_of(module)
 
 

@@ -25,11 +25,11 @@ def page_of_class(name: Name) -> str:
 def pages() -> dict[str, str]:
     """All pages, by file."""
     of_modules = {page_of(module): text(module) for module in modules()}
-    return of_modules | {page_of_class(name): _class(name) for module in modules() for name in apart(module)}
+    return of_modules | {page_of_class(name): _class(name) for module in modules() for name in separate(module)}
 
 
 @cache
-def apart(module: str) -> tuple[Name, ...]:
+def separate(module: str) -> tuple[Name, ...]:
     """The classes of a module that have pages of their own."""
     own = tuple(name for name in names(module) if name.kind == "class" and first_home()[name.home] == name)
     return own if len(own) > FEW else ()
@@ -67,7 +67,7 @@ def _entry(name: Name) -> str:
     elif described is not None and described != name:
         page = PurePosixPath(page_of(described.module)).name
         lines.append(f"The same as [`{described.full}`]({page}#{described.anchor}).")
-    elif name in apart(name.module):
+    elif name in separate(name.module):
         page = PurePosixPath(page_of_class(name)).relative_to("reference")
         lines.append((inspect.getdoc(name.value) or "").partition("\n\n")[0])
         lines.append(f"[Members and example]({page})")

@@ -67,7 +67,7 @@ def answer(output: Any, command: str) -> None:
     box.press("Enter")
 
 
-def one_box(output: Any) -> None:
+def await_question(output: Any) -> None:
     """Waits until one question is asked: the one before may stay in the page a little longer."""
     from playwright.sync_api import expect
 
@@ -89,7 +89,7 @@ def test_the_prompt_compares_four_stopped_ranks_and_a_click_continues(notebook: 
     view.locator(".mnb-watch .mnb-spark", has_text="×").wait_for(timeout=10_000)
     view.get_by_role("button", name="Next").click()
     view.locator(".mnb-here code", has_text="return self.learn(loss)").wait_for(timeout=10_000)
-    one_box(output)  # all of that while the cell waits
+    await_question(output)  # all of that while the cell waits
 
     view.get_by_role("button", name="Continue").click()  # the odd one stops again, one call deeper
     view.locator(".mnb-group", has_text="1 of 4").filter(has_text="trainers gpus=2").wait_for(timeout=10_000)

@@ -157,7 +157,7 @@ ROWS = {
 }
 FAST = ("heal", "interrupt", "logs", "kill")
 # Commands for the panel and the notebook, not for the selected ranks.
-OTHERS = {
+GLOBAL = {
     *("open", "load", "spawn", "failures", "show-code", "insert-code", "why-all", "new-notebook", "where", "notify"),
 }
 NAMES = (
@@ -167,7 +167,7 @@ NAMES = (
 
 
 # The panel knows the mesh, which its label then names.
-KNOWN = "([id, args]) => window.jupyterapp.commands.label(id, args).includes(args.mesh)"
+LABELLED = "([id, args]) => window.jupyterapp.commands.label(id, args).includes(args.mesh)"
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def panel(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pane
 
 
 def test_each_command_that_acts_on_ranks_has_a_row_here(panel: Panel) -> None:
-    assert set(panel.shown.evaluate(NAMES)) - OTHERS == set(ROWS)
+    assert set(panel.shown.evaluate(NAMES)) - GLOBAL == set(ROWS)
 
 
 def await_effect(panel: Panel, row: Row, locator: Any) -> None:
@@ -211,7 +211,7 @@ def test_the_cell_that_an_action_shows_does_what_its_button_does(panel: Panel, n
 
     def begin(**more: Any) -> None:
         panel.lab.run(row.before)
-        panel.shown.wait_for_function(KNOWN, arg=[f"monarch-nb:{name}", meant], timeout=10_000)
+        panel.shown.wait_for_function(LABELLED, arg=[f"monarch-nb:{name}", meant], timeout=10_000)
         panel.shown.evaluate(
             "([id, args]) => void window.jupyterapp.commands.execute(id, args)", [f"monarch-nb:{name}", meant | more]
         )

@@ -16,7 +16,7 @@ PAGES = (
     "README.md",
     "docs/quickstart.md",
     "docs/configuration.md",
-    *(f"docs/coming-from-{other}.md" for other in ("ipyparallel", "lightning", "ray", "torchmonarch", "torchrun")),
+    *(f"docs/coming-from-{name}.md" for name in ("ipyparallel", "lightning", "ray", "torchmonarch", "torchrun")),
     "docs/frameworks/lightning.md",
     *sorted(f"docs/manual/{path.name}" for path in ROOT.glob("docs/manual/*.md")),
     *(f"docs/guides/{name}.md" for name in ("colab", "jupyterhub", "lightning", "marimo", "vscode")),

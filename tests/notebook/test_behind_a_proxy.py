@@ -25,7 +25,7 @@ def kernel_of(served: Served) -> str:
         return str(json.loads(answer.read())["id"])
 
 
-async def story(served: Served, proxy: Proxy) -> None:
+async def drive(served: Served, proxy: Proxy) -> None:
     page = Page(f"ws://127.0.0.1:{proxy.port}", served.token, kernel_of(served))
     await page.connect()
     await page.run("%load_ext monarch\n%mesh w gpus=2\nimport os")
@@ -68,13 +68,13 @@ def test_views_behind_a_lossy_proxy_get_every_event_in_order(tmp_path: Path) -> 
     with serve(tmp_path, {"MONARCH_NB_PRELOAD": ""}) as served:
         proxy = Proxy(served.url.rstrip("/"))
         try:
-            asyncio.run(story(served, proxy))
+            asyncio.run(drive(served, proxy))
         finally:
             proxy.close()
 
 
 # Ranks in the store alone: their snapshot has some 25 MB.
-TOLD = """
+RANKS = """
 %load_ext monarch
 import os, signal, time
 from monarch_nb.runtime import current_runtime
@@ -98,7 +98,7 @@ async def shown_and_read(page: Page) -> None:
 async def large(served: Served, proxy: FrameProxy) -> None:
     page = Page(f"ws://127.0.0.1:{proxy.port}", served.token, kernel_of(served))
     await page.connect()
-    await page.run(TOLD)
+    await page.run(RANKS)
     await page.watch()
     await page.until(lambda ranks: set(ranks.values()) == {"idle"})
     [many] = [uid for uid, mesh in page.state["meshes"].items() if mesh["name"] == "many"]

@@ -61,8 +61,8 @@ def test_lines_of_a_cell_are_commands_and_their_results_are_data(nb: Notebook) -
     assert "nan   gpus=3" in cell.text
     assert "gpus=0-3  Cell In[3]:18" in cell.text
     assert nb.run("_[0].values[1], len(_), _.values[0]").text == "(0.51, 4, 0.5)"
-    alone = nb.run("%%mdb trainers gpus=3\np rank\nn")
-    assert alone.text.splitlines()[:2] == ["» p rank", "3"]
+    single = nb.run("%%mdb trainers gpus=3\np rank\nn")
+    assert single.text.splitlines()[:2] == ["» p rank", "3"]
     assert nb.run("[one.frame.line for one in monarch.debug.sessions()]").text == "[18, 18, 18, 19]"
 
 

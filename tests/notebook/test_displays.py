@@ -69,11 +69,11 @@ def test_equal_figures_of_all_ranks_are_one_image_with_their_ranks(nb: Notebook)
 @pytest.mark.slow
 @figures
 def test_plot_backends_of_users_stay_and_children_have_none_of_ours(nb: Notebook) -> None:
-    look = "import matplotlib.pyplot, os\n(matplotlib.pyplot.get_backend(), os.environ.get('MPLBACKEND'))"
-    assert "module://monarch_nb" in nb.run(f"%%on w gpus=0\n{look}", 60).ok().text
-    assert "None" in nb.run(f"%%on w gpus=0\n{look}", 60).ok().text
+    code = "import matplotlib.pyplot, os\n(matplotlib.pyplot.get_backend(), os.environ.get('MPLBACKEND'))"
+    assert "module://monarch_nb" in nb.run(f"%%on w gpus=0\n{code}", 60).ok().text
+    assert "None" in nb.run(f"%%on w gpus=0\n{code}", 60).ok().text
     nb.run("chosen = this_host().spawn_procs(name='chosen', env={'MPLBACKEND': 'svg'})").ok()
-    assert "('svg', 'svg')" in nb.run(f"%%on chosen\n{look}", 60).ok().text
+    assert "('svg', 'svg')" in nb.run(f"%%on chosen\n{code}", 60).ok().text
     nb.run("chosen.stop().get()").ok()
 
 

@@ -21,9 +21,9 @@ def test_the_breakpoint_stops_the_one_rank_with_a_nan_loss(example: Example) -> 
 
 
 def test_the_frames_show_the_bad_sample(example: Example) -> None:
-    looked = example.text("look")
-    assert "64 NaN" in looked
-    assert "» p (batch.norm(dim=1) == 0).nonzero().flatten()\n[8]" in looked
+    text = example.text("look")
+    assert "64 NaN" in text
+    assert "» p (batch.norm(dim=1) == 0).nonzero().flatten()\n[8]" in text
     assert "slice(80, 96, None)" in example.text("found")
     assert example.text("resume").strip() == "5"
 

@@ -20,6 +20,6 @@ def test_losses_are_those_of_an_undisturbed_run(fresh: Notebook) -> None:
     fresh.run("from itertools import groupby").ok()
     shown = fresh.run("[ranks for ranks, _ in groupby(ranks for _, ranks in history)], len(history)").ok().text
     assert shown == "([3, 2, 1, 3], 120)"
-    apart = re.search(r"largest difference of a loss +([\d.]+)", example.text("compare"))
-    assert apart is not None, example.text("compare")
-    assert float(apart[1]) < 0.01
+    match = re.search(r"largest difference of a loss +([\d.]+)", example.text("compare"))
+    assert match is not None, example.text("compare")
+    assert float(match[1]) < 0.01

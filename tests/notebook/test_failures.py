@@ -80,14 +80,14 @@ def test_a_death_while_idle_is_shown_once_in_the_last_cell(nb: Notebook) -> None
     assert "gpus=3 died" in nb.run("a.work.call().get()").traceback  # and raised at the next use
 
 
-def until_there(gate: Path) -> str:
+def await_file(gate: Path) -> str:
     """The code of a cell that runs until a file exists."""
     return f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
 
 
 def test_a_death_during_an_unrelated_cell_is_shown_without_ending_it(nb: Notebook, tmp_path: Path) -> None:
     victim, gate = pid_of(nb, 0), tmp_path / "gate"
-    request = nb.start(f"print('running', flush=True)\n{until_there(gate)}print('done')")
+    request = nb.start(f"print('running', flush=True)\n{await_file(gate)}print('done')")
     cell = Cell()
     nb.until(request, cell, "running")
     os.kill(victim, signal.SIGKILL)
@@ -101,7 +101,7 @@ def test_a_death_during_an_unrelated_cell_is_shown_without_ending_it(nb: Noteboo
 
 def test_a_broadcast_that_raises_is_shown_with_its_traceback(nb: Notebook, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    request = nb.start(f"a.slice(gpus=0).divide.broadcast(0)\n{until_there(gate)}")
+    request = nb.start(f"a.slice(gpus=0).divide.broadcast(0)\n{await_file(gate)}")
     cell = nb.until(request, Cell(), "ZeroDivisionError")
     gate.touch()
     assert nb.finish(request).ok().displays == []

@@ -115,8 +115,8 @@ def test_doctor_reports_the_front_ends_abilities_as_this_kernel_has_them(nb: Not
         assert not levels["buttons"].startswith("they work while a cell runs") or past_cells, name
         if name != "Colab":
             assert ("this kernel has no debugger" in levels["bug button"]) is not debugger, name
-        alone = json.loads(nb.run(LEVELS.format(signs=signs)).ok().stdout)  # a cell that takes no questions
-        assert "StoppedAtBreakpoint" in alone["debugger"]
+        plain = json.loads(nb.run(LEVELS.format(signs=signs)).ok().stdout)  # a cell that takes no questions
+        assert "StoppedAtBreakpoint" in plain["debugger"]
         assert "StoppedAtBreakpoint" not in levels["debugger"]
 
 

@@ -14,7 +14,7 @@ from tests.notebook.notebook import Notebook
 
 pytestmark = pytest.mark.timeout(120)
 
-MADE = """
+PROCESSES = """
 from monarch_nb.connect import own_hosts
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.runtime import current_runtime
@@ -48,7 +48,7 @@ def test_nothing_is_left_behind(end: Callable[[Notebook], None]) -> None:
     notebook = Notebook()
     try:
         notebook.run("%mesh w gpus=2").ok()
-        pids, folders = ast.literal_eval(notebook.run(MADE).ok().text)
+        pids, folders = ast.literal_eval(notebook.run(PROCESSES).ok().text)
         assert not all_ended(pids, folders)
         end(notebook)
         deadline = time.monotonic() + 15

@@ -183,7 +183,7 @@ def test_every_magic_has_help_with_examples(nb: Notebook) -> None:
 
 
 def test_names_dimensions_and_options_are_completed(nb: Notebook) -> None:
-    alone = nb.run("import IPython; IPython.version_info[:2] >= (8, 6)").text == "True"  # older ones add Python's names
+    exact = nb.run("import IPython; IPython.version_info[:2] >= (8, 6)").text == "True"  # older ones add Python's names
     names = set(nb.complete("%stop "))
     assert {"w", "a", "--all", "--unused"} <= names
     for line, offered in (
@@ -195,8 +195,8 @@ def test_names_dimensions_and_options_are_completed(nb: Notebook) -> None:
         ("%%on w gpus=", ["0", "1", "2", "3", "0-3"]),
     ):
         matches = nb.complete(line)
-        assert matches == offered if alone else set(offered) <= set(matches), line
-    assert not (alone and "print" in names)
+        assert matches == offered if exact else set(offered) <= set(matches), line
+    assert not (exact and "print" in names)
     assert "a" in nb.complete("%heal a")
     assert "print" in nb.complete("%%on w\npri"), "the body of a cell is Python"
 

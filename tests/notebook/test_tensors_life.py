@@ -161,7 +161,7 @@ def test_a_mesh_of_tensors_is_shown_as_others_and_counts_once(nb: Notebook) -> N
         assert "inner" not in view.state["meshes"][view.mesh("pair")]
 
 
-LOOKED_AT = """
+INSPECTED = """
 looked = monarch.distribute(torch.tensor([[1.0, float("nan")], [float("inf"), 4.0]]), mesh, ["data", None])
 parts = [torch.distributed.tensor.Partial()]
 rows = monarch.distribute(torch.arange(100).reshape(10, 10), mesh).redistribute(placements=parts)
@@ -177,25 +177,25 @@ def number(t):
 """
 
 
-def look(nb: Notebook, view: ViewClient, name: str) -> dict[str, Any]:
+def inspect(nb: Notebook, view: ViewClient, name: str) -> dict[str, Any]:
     key, number = nb.run(f"number({name})").ok().stdout.split()
     return view.ask("values", tensors=key, number=int(number))
 
 
 def test_views_show_values_during_a_cell_or_why_there_are_none(nb: Notebook) -> None:
-    nb.run(LOOKED_AT).ok()
+    nb.run(INSPECTED).ok()
     assert "full_tensor() gives its values" in nb.run("repr(t)").text
     assert nb.run("t").ok().text.endswith("its values: t.full_tensor(), by rank: t.local_shards()")
     with closing(ViewClient(nb)) as view:
         view.watch()
-        table = look(nb, view, "looked")["result"]
+        table = inspect(nb, view, "looked")["result"]
         assert (table["corner"], table["index"], table["notes"]) == ([["1", "nan"], ["inf", "4"]], "", [])
         assert table["rows"] == [["0", "2", "1", "1", "1", "1", "0"], ["1", "2", "4", "inf", "4", "0", "1"]]
-        table = look(nb, view, "rows")["result"]
+        table = inspect(nb, view, "rows")["result"]
         assert table["corner"][7] == [str(number) for number in range(70, 78)]
         assert table["index"] == "[0:8, 0:8]"
         assert "each rank has a part of every value" in table["notes"][0]
-        table = look(nb, view, "half")["result"]
+        table = inspect(nb, view, "half")["result"]
         assert table["corner"] == [["1", "1", "·", "·"]]
         assert table["notes"] == ["rank 1: the operation that makes it has failed: ValueError: no such part"]
         assert "no such part" in nb.run("half.sum().item()").traceback  # inspecting takes nothing away from waiters
@@ -225,7 +225,7 @@ def test_a_view_says_that_values_went_with_a_process(nb: Notebook) -> None:
     assert "mortal" in nb.run("left.sum().item()").traceback
     with closing(ViewClient(nb)) as view:
         view.watch()
-        error = look(nb, view, "left")["error"]
+        error = inspect(nb, view, "left")["error"]
     assert error.startswith("its contents are gone: ")
     assert "process" in error
     nb.run("mortal.stop().get()").ok()

@@ -21,19 +21,19 @@ class Divider(Actor):
         return float(torch.tensor(0.0) / (x if current_rank().rank else 1.0))
 dividers = workers.spawn("dividers", Divider)
 """
-FOUND = "gpus=1: in call 1 of divide() aten.div.Tensor gave 1 NaN in float32[] ("
+FINDING = "gpus=1: in call 1 of divide() aten.div.Tensor gave 1 NaN in float32[] ("
 
 
 def test_a_watched_cell_shows_its_value_and_the_finding(nb: Notebook) -> None:
     nb.run(ACTORS).ok()
     cell = nb.run("%%watch dividers\ndividers.divide.call(0.0).get()").ok()
-    assert FOUND in cell.text
+    assert FINDING in cell.text
     assert any("nan" in display["text/plain"] for display in cell.displays)
     assert "nonfinite (1,)" in nb.run("print(_.findings[0].kind, _.findings[0].ranks)").ok().stdout
     assert "no NaN was found" in nb.run("%%watch dividers gpus=0\ndividers.divide.call(0.0).get()").ok().text
     failed = nb.run("%%watch dividers\ndividers.divide.call(0.0).get()\nraise ValueError('stop')")
-    assert any(FOUND in display["text/plain"] for display in failed.displays)
-    assert f"Before that, {FOUND}" in failed.traceback
+    assert any(FINDING in display["text/plain"] for display in failed.displays)
+    assert f"Before that, {FINDING}" in failed.traceback
     assert "with monarch.watch(NAME)" in nb.run("%%watch dividers\nawait dividers.divide.call(1.0)").stderr
     assert "%%watch" in nb.run("%%watch dividers --halt\n1").stderr
     nb.run("%stop workers").ok()
