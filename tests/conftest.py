@@ -1,4 +1,4 @@
-"""For all tests: how much they try, and how the processes they start are set up, hundreds of them."""
+"""For all tests: their effort, and the set-up of the hundreds of processes that they start."""
 
 import asyncio
 import atexit
@@ -24,7 +24,7 @@ from tests.effort import EFFORT, tries
 
 HERE = Path(__file__).resolve().parent
 
-# Born without torch and numpy, which cost each host agent a second; tests that want them say so.
+# Without torch and numpy, which cost each host agent a second; tests that need them set it themselves.
 os.environ.setdefault("MONARCH_NB_PRELOAD", "")
 # Files of meshes that outlive their controllers are those of this run alone.
 os.environ["XDG_STATE_HOME"] = os.environ.get("MONARCH_TEST_STATE") or tempfile.mkdtemp(prefix="mnb-state-")
@@ -47,8 +47,8 @@ settings.load_profile("ours")
 def pytest_configure(config: pytest.Config) -> None:
     """Processes that tests start read test modules without importing pytest, which costs more than all else they do."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        light, found = str(HERE / "light"), os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join([light, *([found] if found else [])])
+        light, path = str(HERE / "light"), os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([light, *([path] if path else [])])
         sys.path.insert(0, light)  # processes of meshes have the path of their controller
 
 
@@ -67,21 +67,21 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
     return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout * factor))
 
 
-_ran = pytest.StashKey[str]()
+_last_test = pytest.StashKey[str]()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fails where an earlier test has left an event loop running in this thread: no other could run."""
-    before = item.session.stash.get(_ran, "no test")
-    item.session.stash[_ran] = item.nodeid
+    before = item.session.stash.get(_last_test, "no test")
+    item.session.stash[_last_test] = item.nodeid
     loop = asyncio._get_running_loop()
     if loop is not None and item.path.parent.name not in ("browser", "frameworks"):  # a browser's driver has one
         asyncio._set_running_loop(None)
         pytest.fail(f"{before}, which ran before, has left {loop} running")
 
 
-# Modules of sharded tensors: they are built on what PyTorch has since this release.
+# Modules of sharded tensors: they need this release of PyTorch or a later one.
 TENSORS = re.compile(
     r"tests/(random_programs/|models/|cluster/test_tensor_|notebook/test_tensors_|notebook/test_example_tensors"
     r"|unit/test_tensor_|unit/test_placement|unit/test_site)"
@@ -101,7 +101,7 @@ def too_old_for_tensors() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Modules that nobody has read are named all the same."""
+    """Names modules that were not collected."""
     if version := too_old_for_tensors():
         since = ".".join(map(str, TENSORS_SINCE))
         terminalreporter.write_line(f"NOT TESTED HERE: sharded tensors need PyTorch {since}, and this is {version}")
@@ -114,13 +114,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_finish() -> None:
-    """Tests and their modules are there to stay: collections, which tests ask for, need not look at them."""
+    """Tests and their modules stay until the end: collections that tests request can skip them."""
     gc.collect()
     gc.freeze()
 
 
-# What takes a minute and more begins first, so that nobody waits for it at the end. Modules of one line share what is
-# dear, and so run one after the other in one process: a browser, a kernel or a host that has imported torch.
+# Modules that take a minute and more begin first, so that none is waited for at the end. Modules of one line share
+# something dear, and so run one after the other in one process: a browser, a kernel or a host that has imported torch.
 FIRST = [
     re.compile(r"tests/browser/"),
     re.compile(r"tests/notebook/test_(example_|pages|tensors_life)"),
@@ -152,7 +152,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins before others; what starts no process comes last."""
+    """Long tests begin before others; tests that start no process come last."""
 
     def order(item: pytest.Item) -> tuple[int, bool, bool]:
         group = group_of(item.nodeid)

@@ -1,4 +1,4 @@
-"""How much tests of random histories try: enough for every day, or MONARCH_TEST_EFFORT times as much.
+"""The effort of tests of random histories: enough for every day, or MONARCH_TEST_EFFORT times as much.
 
 Every day the same histories are tried, so that a failure is of what was changed and not of luck; those of more effort
 are others each time, and a failure prints how to meet it again.
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-# What a user's procs are born with once their host has been idle for a while; at once, or each would import it itself.
+# Modules that procs have from birth once their host has idled for a while; at once, or each would import them itself.
 AS_LATER = ",".join(
     (
         *("numpy", "torch", "sympy", "torch.distributed.tensor"),
@@ -23,7 +23,7 @@ EFFORT = int(os.environ.get("MONARCH_TEST_EFFORT", "1"))
 
 def daily(values: Iterable[Any], count: int) -> list[Any]:
     """Parameters of which the first `count` are for every day, and the others, which go the same way, are slow."""
-    return [value if at < count else pytest.param(value, marks=pytest.mark.slow) for at, value in enumerate(values)]
+    return [value if i < count else pytest.param(value, marks=pytest.mark.slow) for i, value in enumerate(values)]
 
 
 def tries(count: int) -> int:

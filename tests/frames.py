@@ -1,4 +1,4 @@
-"""A proxy that knows websockets: it can lose messages without a word, and cuts connections at large ones."""
+"""A proxy that knows websockets: it can lose messages silently, and cuts connections at large ones."""
 
 import socket
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _DATA = (0, 1, 2)  # kinds of frames that carry messages
 
 
 class FrameProxy(Proxy):
-    """What comes from the target on websockets is passed on frame by frame."""
+    """Passes on data of websockets from the target frame by frame."""
 
     def __init__(self, target: str, largest: int = 10_000_000) -> None:
         self.largest = largest  # bytes of a message; the connection of a larger one is cut
@@ -46,24 +46,24 @@ class _Frames:
 
     def __init__(self, source: socket.socket, begun: bytes) -> None:
         self._source = source
-        self._left = bytearray(begun)
+        self._buffer = bytearray(begun)
 
     def next(self) -> tuple[int, bytes]:
-        """The kind of the next frame, and all of it. Raises OSError where there is none."""
+        """The kind of the next frame, and all its bytes. Raises OSError at the end."""
         self._have(2)
-        kind, short = self._left[0] & 15, self._left[1] & 127
+        kind, short = self._buffer[0] & 15, self._buffer[1] & 127
         more = {126: 2, 127: 8}.get(short, 0)
         self._have(2 + more)
-        size = int.from_bytes(self._left[2 : 2 + more], "big") if more else short
-        whole = 2 + more + size
-        self._have(whole)
-        frame = bytes(self._left[:whole])
-        del self._left[:whole]
+        size = int.from_bytes(self._buffer[2 : 2 + more], "big") if more else short
+        end = 2 + more + size
+        self._have(end)
+        frame = bytes(self._buffer[:end])
+        del self._buffer[:end]
         return kind, frame
 
     def _have(self, count: int) -> None:
-        while len(self._left) < count:
+        while len(self._buffer) < count:
             data = self._source.recv(1 << 18)
             if not data:
                 raise ConnectionError("the server has closed the connection")
-            self._left += data
+            self._buffer += data

@@ -1,4 +1,4 @@
-"""Ports that nobody listens on, and loopback addresses, which no other suite on this machine is given meanwhile."""
+"""Ports without listeners, and loopback addresses, which no other suite on this machine is given meanwhile."""
 
 import atexit
 import fcntl
@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Below those that systems hand out by themselves (from 32768, or 49152), where another test may get it first.
-_FIRST, _EACH, _BLOCKS = 20_000, 500, 25
+# Below the ports that systems assign by themselves (from 32768, or 49152), which another test may get first.
+_FIRST, _SIZE, _BLOCKS = 20_000, 500, 25
 _FOLDER = Path(f"/tmp/monarch-nb-tests-{os.getuid()}")  # whatever TMPDIR a test sets
 
 
 def claim(names: Iterable[str]) -> str:
     """The first of some names that no other living process has claimed; this one has it until it ends.
 
-    A file says who, so that no descriptor stays open for it. Raises OSError where all are taken.
+    A file holds its pid, so that no descriptor stays open for it. Raises OSError where all are taken.
     """
     _FOLDER.mkdir(mode=0o700, exist_ok=True)
     folder = os.open(_FOLDER, os.O_RDONLY)
@@ -26,7 +26,7 @@ def claim(names: Iterable[str]) -> str:
         fcntl.flock(folder, fcntl.LOCK_EX)
         for name in names:
             path = _FOLDER / name
-            if not _held(path):
+            if not _is_claimed(path):
                 path.write_text(str(os.getpid()))
                 atexit.register(_release, path, os.getpid())
                 return name
@@ -35,7 +35,7 @@ def claim(names: Iterable[str]) -> str:
     raise OSError(f"other processes have claimed all: see {_FOLDER}")
 
 
-def _held(path: Path) -> bool:
+def _is_claimed(path: Path) -> bool:
     try:
         os.kill(int(path.read_text()), 0)
     except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):  # or now another user's process
@@ -50,9 +50,9 @@ def _release(path: Path, owner: int) -> None:
 
 @functools.cache
 def _ports(_pid: int) -> Iterator[int]:
-    """Those of this process, again and again: what was free before may be so again."""
-    first = int(claim(str(_FIRST + _EACH * block) for block in range(_BLOCKS)))
-    return itertools.cycle(range(first, first + _EACH))
+    """Those of this process, again and again: a port that was free before may be so again."""
+    first = int(claim(str(_FIRST + _SIZE * block) for block in range(_BLOCKS)))
+    return itertools.cycle(range(first, first + _SIZE))
 
 
 @functools.cache
@@ -67,8 +67,8 @@ def own_address() -> str:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that is free, and asked for by no other test."""
-    for port in itertools.islice(_ports(os.getpid()), _EACH):
+    """A port of 127.0.0.1 that is free, and that no other test requests."""
+    for port in itertools.islice(_ports(os.getpid()), _SIZE):
         with socket.socket() as door:
             try:
                 door.bind(("127.0.0.1", port))
@@ -84,6 +84,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def kernel_ports() -> dict[str, Any]:
-    """What a KernelManager is given, so that it picks none itself, which others may be given until the kernel is up."""
+    """Options of a KernelManager, so that it picks no ports itself, which others may get until the kernel is up."""
     names = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
     return {"cache_ports": False, **dict(zip(names, free_ports(len(names)), strict=True))}

@@ -1,4 +1,4 @@
-"""Processes as the operating system has them: whether they run, and how to stop one so that it does nothing more."""
+"""Processes of the operating system: whether they run, and how to stop one so that it does nothing more."""
 
 import os
 import signal
@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 
-def proc_stat(place: Path) -> list[str]:
-    """What /proc tells of a process or thread, from its state on. Raises OSError if it is gone."""
-    return (place / "stat").read_text().rpartition(")")[2].split()
+def proc_stat(folder: Path) -> list[str]:
+    """Fields of a process or thread in /proc, from its state on. Raises OSError if it has ended."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()
 
 
 def alive(pid: int) -> bool:

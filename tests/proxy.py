@@ -1,4 +1,4 @@
-"""A TCP connection with somebody in the middle, who can cut it."""
+"""A TCP connection through a proxy that can cut it."""
 
 import contextlib
 import socket
@@ -17,7 +17,7 @@ class Proxy:
         self.sent = 0  # bytes towards the target
         self.is_cut = False
         self.swallows = False
-        self._passes = threading.Event()  # what is not passed on waits, as in a proxy that buffers
+        self._passes = threading.Event()  # data that is not passed on waits, as in a proxy that buffers
         self._passes.set()
         self._open: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -27,19 +27,19 @@ class Proxy:
     def _accept(self) -> None:
         while True:
             try:
-                near, _ = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
             with self._lock:
                 try:
                     if self.is_cut:
                         raise OSError("cut")
-                    far = socket.create_connection(("127.0.0.1", self._target))
+                    server = socket.create_connection(("127.0.0.1", self._target))
                 except OSError:
-                    near.close()
+                    client.close()
                     continue
-                self._open += [near, far]
-                for source, sink, outward in ((near, far, True), (far, near, False)):
+                self._open += [client, server]
+                for source, sink, outward in ((client, server, True), (server, client, False)):
                     thread = threading.Thread(target=self._pump, args=(source, sink, outward), name="proxy")
                     thread.start()
                     self._threads.append(thread)
@@ -62,7 +62,7 @@ class Proxy:
             yield data
 
     def _from(self, source: socket.socket) -> Iterator[bytes]:
-        """What comes from the target, in pieces."""
+        """Data from the target, in pieces."""
         return self._all(source)
 
     def cut(self) -> None:
@@ -74,7 +74,7 @@ class Proxy:
                     end.shutdown(socket.SHUT_RDWR)
 
     def reset(self) -> None:
-        """No connection lives, and what was under way is lost; new ones come about."""
+        """No connection lives, and data under way is lost; new ones come about."""
         with self._lock:
             for end in self._open:
                 with contextlib.suppress(OSError):
@@ -86,11 +86,11 @@ class Proxy:
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
 
     def swallow(self) -> None:
-        """Connections live, and nothing comes out of them any more."""
+        """Connections live, and deliver nothing any more."""
         self.swallows = True
 
     def hold(self) -> None:
-        """Connections live, and what comes waits until `release`, when all of it goes on at once."""
+        """Connections live, and data waits until `release`, when all of it goes on at once."""
         self._passes.clear()
 
     def release(self) -> None:

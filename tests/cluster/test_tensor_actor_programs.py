@@ -28,21 +28,21 @@ class Bandit(Actor):
     @endpoint
     async def step(self) -> tuple[float, float]:
         with self.procs.activate():
-            seen = torch.randn(4, 2, device="cpu").repeat_interleave(8, 0)
+            inputs = torch.randn(4, 2, device="cpu").repeat_interleave(8, 0)
             with torch.no_grad():
-                drawn = torch.multinomial(torch.softmax(self.policy(seen), -1), num_samples=1).squeeze(-1)
+                drawn = torch.multinomial(torch.softmax(self.policy(inputs), -1), num_samples=1).squeeze(-1)
             paid = (drawn == 2).float()
             advantage = (paid - paid.mean()) / (paid.std() + 1e-6)
-            logs = torch.log_softmax(self.policy(seen), dim=-1)
+            logs = torch.log_softmax(self.policy(inputs), dim=-1)
             chosen = logs.gather(1, drawn.unsqueeze(-1)).squeeze(-1)
-            near = 0.01 * (logs.exp() * (logs - torch.log_softmax(self.frozen(seen), -1))).sum(-1).mean()
-            loss: Any = near - (chosen * advantage).mean()
+            penalty = 0.01 * (logs.exp() * (logs - torch.log_softmax(self.frozen(inputs), -1))).sum(-1).mean()
+            loss: Any = penalty - (chosen * advantage).mean()
             self.optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
             self.optimizer.step()
-            found = await monarch_nb.fetch_shard((loss.detach(), paid.mean()))
-        return found[0].item(), found[1].item()
+            values = await monarch_nb.fetch_shard((loss.detach(), paid.mean()))
+        return values[0].item(), values[1].item()
 
 
 def test_an_actor_trains_on_the_mesh_of_its_own_processes() -> None:
@@ -63,30 +63,30 @@ def test_a_pipeline_of_stages_computes_what_one_process_does() -> None:
         parts = [monarch_nb.inspect(x, stage=stage, data=data) for stage in range(2) for data in range(2)]
         assert torch.equal(monarch_nb.inspect(along[0], stage=1, data=0), parts[0] + parts[2])
         assert torch.equal(monarch_nb.inspect(along[1], stage=1, data=0), parts[2] + parts[3])
-        stages: list[ProcMesh] = [grid.slice(stage=at) for at in range(grid.size("stage"))]
+        stages: list[ProcMesh] = [grid.slice(stage=index) for index in range(grid.size("stage"))]
         models = []
         for stage in stages:
             with stage.activate():
                 models.append(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2)))
         with stages[0].activate():
-            given: Any = torch.rand(3, 2)
-        value = given
+            inputs: Any = torch.rand(3, 2)
+        value = inputs
         with torch.no_grad():
             for stage, model in zip(stages, models, strict=True):
                 value = value.to_mesh(stage)
                 with stage.activate():
                     value = model(value)
         assert value.mesh.sizes == {"data": 2}
-        for at in range(2):
-            local = monarch_nb.inspect(given, data=at)
+        for index in range(2):
+            local = monarch_nb.inspect(inputs, data=index)
             for model in models:
-                first, second = (monarch_nb.inspect((one.weight, one.bias), data=at) for one in (model[0], model[2]))
+                first, second = (monarch_nb.inspect((layer.weight, layer.bias), data=index) for layer in model[::2])
                 local = torch.relu(local @ first[0].T + first[1]) @ second[0].T + second[1]
-            torch.testing.assert_close(monarch_nb.inspect(value, data=at), local)
+            torch.testing.assert_close(monarch_nb.inspect(value, data=index), local)
 
 
 class Embedder(Actor):
-    """Has a table, and adds to it what it is given."""
+    """Has a table, and adds its arguments to it."""
 
     def __init__(self, size: int) -> None:
         self.table = torch.arange(2.0 * size).reshape(size, 2)
@@ -100,8 +100,8 @@ class Embedder(Actor):
         self.table.index_add_(0, ids, gradient, alpha=-0.1)
 
     @endpoint
-    def row(self, at: int) -> list[float]:
-        return self.table[at].tolist()
+    def row(self, index: int) -> list[float]:
+        return self.table[index].tolist()
 
 
 def test_actors_take_part_in_training_by_their_tensors() -> None:
@@ -117,10 +117,10 @@ def test_actors_take_part_in_training_by_their_tensors() -> None:
             embedders.update.rref(ids, total)
         tables = [torch.arange(8.0).reshape(4, 2) for _ in range(2)]
         for _ in range(3):
-            gradients = [2 * table[at : at + 2] for at, table in enumerate(tables)]
+            gradients = [2 * table[rank : rank + 2] for rank, table in enumerate(tables)]
             mean = (gradients[0] + gradients[1]) / 2
-            for at, table in enumerate(tables):
-                table[at : at + 2] -= 0.1 * mean
-        for at in range(2):
-            rows_there = [embedders.row.call(row).get(30).values()[at] for row in range(4)]
-            torch.testing.assert_close(torch.tensor(rows_there), tables[at])
+            for rank, table in enumerate(tables):
+                table[rank : rank + 2] -= 0.1 * mean
+        for rank in range(2):
+            rank_rows = [embedders.row.call(row).get(30).values()[rank] for row in range(4)]
+            torch.testing.assert_close(torch.tensor(rank_rows), tables[rank])

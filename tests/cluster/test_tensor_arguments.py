@@ -1,4 +1,4 @@
-"""Tensors of which each rank has a value of its own, as arguments of endpoints and as what these return."""
+"""Tensors of which each rank has a value of its own, as arguments and results of endpoints."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ class Adder(Actor):
 
     def __init__(self) -> None:
         self.calls = 0
-        self.kept: torch.Tensor | None = None
+        self.tensor: torch.Tensor | None = None
 
     @endpoint(propagate=lambda x, tree=None, local=None, times=1: x)
     def add(self, x: torch.Tensor, tree: object = None, local: object = None, times: int = 1) -> object:
@@ -59,7 +59,7 @@ class Adder(Actor):
 
     @endpoint(propagate="inspect")
     def keep(self, x: torch.Tensor) -> None:
-        self.kept = x
+        self.tensor = x
 
     @endpoint
     def end(self) -> None:
@@ -106,7 +106,7 @@ class AsyncAdder(Adder):
 
     @endpoint(propagate="inspect")
     async def keep(self, x: torch.Tensor) -> None:
-        self.kept = x
+        self.tensor = x
 
     @endpoint
     async def end(self) -> None:
@@ -130,17 +130,17 @@ def rank(procs: ProcMesh) -> Any:
 
 
 def both(tensor: object) -> list[object]:
-    """What each rank has, as lists."""
-    return [monarch_nb.inspect(tensor, gpus=at).tolist() for at in range(2)]
+    """The value of each rank, as lists."""
+    return [monarch_nb.inspect(tensor, gpus=rank).tolist() for rank in range(2)]
 
 
 def test_each_actor_gets_its_ranks_value_in_the_same_memory(adders: Any, rank: Any) -> None:
     tree = [rank, {"more": rank * 2}]
     local = torch.ones(1)
     answers = adders.add.call(rank, tree, local, times=3).get(30)
-    for at, (x, given, one, times) in enumerate(answers.values()):
-        assert (int(x), int(given[0]), int(given[1]["more"])) == (at + 1, at + 1, 2 * at)
-        assert (one.tolist(), times) == ([1], 3)
+    for index, (x, nested, ones, times) in enumerate(answers.values()):
+        assert (int(x), int(nested[0]), int(nested[1]["more"])) == (index + 1, index + 1, 2 * index)
+        assert (ones.tolist(), times) == ([1], 3)
         assert type(x) is torch.Tensor
     assert both(rank) == [1, 2]
 
@@ -154,13 +154,13 @@ def test_calls_and_operations_are_done_in_order(adders: Any, rank: Any) -> None:
     for _ in range(5):
         counts += [adders.count.call(t), adders.count.call()]
         t += 1
-    assert [each.get(30).values() for each in counts] == [[at, at] for at in range(1, 11)]
+    assert [future.get(30).values() for future in counts] == [[count, count] for count in range(1, 11)]
     assert slow.get(30).values() == [torch.tensor(0.0), torch.tensor(10.0)]
     assert both(t) == [10, 20]
 
 
 def test_other_adverbs_take_tensors_too(procs: ProcMesh, adders: Any, rank: Any) -> None:
-    assert sorted(int(each.get(30)[0]) for each in adders.add.stream(rank)) == [1, 2]
+    assert sorted(int(future.get(30)[0]) for future in adders.add.stream(rank)) == [1, 2]
     adders.add.broadcast(rank)
     assert both(rank) == [2, 3]
     port, receiver = Channel[Any].open()
@@ -182,9 +182,9 @@ def test_tensors_of_other_processes_are_refused_at_once(adders: Any, rank: Any) 
     for call in calls:
         with pytest.raises(ValueError, match=r"on the 2 processes of (?s:.)* and the call is for 1 of them"):
             call()
-    for others in spawned(2, "others"):
+    for other_procs in spawned(2, "others"):
         with pytest.raises(ValueError, match="these actors on processes of 'others'"):
-            others.spawn("elsewhere", Adder).add.call(rank)
+            other_procs.spawn("elsewhere", Adder).add.call(rank)
     assert adders.count.call(rank).get(30).values() == [1, 1]
 
 
@@ -193,7 +193,7 @@ def test_the_failure_of_a_tensor_is_that_of_the_call(adders: Any, rank: Any) -> 
     failed = r"index_select.default failed on rank 1 of (?s:.)*test_tensor_arguments.py"
     calls: list[Callable[[], object]] = [
         lambda: adders.count.call(lost).get(30),
-        lambda: [each.get(30) for each in adders.count.stream(lost)],
+        lambda: [future.get(30) for future in adders.count.stream(lost)],
         lambda: monarch_nb.inspect(adders.picky.rref(lost)),
     ]
     for call in calls:
@@ -211,12 +211,12 @@ def test_an_error_of_an_actor_is_raised_by_its_call(adders: Any, rank: Any) -> N
 
 def test_what_endpoints_return_is_the_value_of_a_tensor(adders: Any, procs: ProcMesh, rank: Any) -> None:
     t: Any = rank + torch.ones(())
-    found = adders.tree.rref(t, times=5)
-    assert isinstance(found["same"], monarch_nb.Tensor)
-    found["same"].add_(1)  # shares the memory of the argument
+    result = adders.tree.rref(t, times=5)
+    assert isinstance(result["same"], monarch_nb.Tensor)
+    result["same"].add_(1)  # shares the memory of the argument
     assert both(t) == [2, 3]
-    assert both(found["list"][0]) == [5, 10]
-    assert both(found["list"][1] + rank) == [[7, 7], [8, 8]]
+    assert both(result["list"][0]) == [5, 10]
+    assert both(result["list"][1] + rank) == [[7, 7], [8, 8]]
     minus = as_endpoint(adders.undeclared, propagate=lambda x: x.clone())
     assert both(minus.rref(t)) == [1, 2]
     view, text = adders.shapes.rref(torch.stack([rank, rank + 5]))
@@ -242,9 +242,9 @@ def test_endpoints_without_propagate_return_no_tensors(adders: Any, rank: Any) -
 
 def test_an_endpoint_that_fails_is_a_failed_operation(adders: Any, rank: Any) -> None:
     result = adders.picky.rref(rank * 200) * 2
-    for at in range(2):
+    for index in range(2):
         with pytest.raises(TensorError, match=r"adders.picky failed on rank 1 of (?s:.)*ValueError: too much"):
-            monarch_nb.inspect(result, gpus=at)
+            monarch_nb.inspect(result, gpus=index)
     assert both(adders.picky.rref(rank)) == [1, 2]
     wrong = as_endpoint(adders.undeclared, propagate=lambda x: (x, x)).rref(rank)
     with pytest.raises(TensorError, match="unexpected number of returns"):
@@ -264,7 +264,7 @@ def test_tensors_go_on_after_actors_that_have_stopped_or_were_cancelled(procs: P
         assert both(rank) == [0, 1]
 
 
-def used(adders: Any, t: object) -> None:
+def call_often(adders: Any, t: object) -> None:
     for _ in range(100):  # a process that was killed may answer once more
         adders.count.call(t).get(30)
 
@@ -277,7 +277,7 @@ def test_a_lost_actor_does_not_hold_up_its_mesh(faults: Faults) -> None:  # noqa
         assert both(t) == [[1, 1]] * 2
         adders.slice(gpus=1).end.broadcast()
         with pytest.raises(Exception, match=r"SIGKILL|lost|ended|killed"):
-            used(adders, t)
+            call_often(adders, t)
         assert adders.slice(gpus=0).count.call_one().get(30) > 0
         monarch_nb.heal_mesh(procs)
         again = mesh.rank_tensor("gpus")
@@ -292,7 +292,7 @@ class Holder(Actor):
         self.x, self.more = x, more
 
     @endpoint
-    def held(self) -> object:
+    def tensors(self) -> object:
         return self.x, self.more
 
 
@@ -300,10 +300,10 @@ def test_spawned_actors_get_copies_of_their_ranks_values(procs: ProcMesh, rank: 
     with procs.activate():
         holders: Any = procs.spawn("holders", Holder, rank + 1, more=[torch.ones(1)])
     rank += 5
-    assert holders.held.call().get(30).values() == [(torch.tensor(at + 1), [torch.ones(1)]) for at in range(2)]
+    assert holders.tensors.call().get(30).values() == [(torch.tensor(index + 1), [torch.ones(1)]) for index in range(2)]
     part = rank.slice_mesh(gpus=1).to_mesh(procs.slice(gpus=1))
     holder: Any = procs.slice(gpus=1).spawn("holder", Holder, part, more=part)
-    assert holder.held.call_one().get(30) == (torch.tensor(6), torch.tensor(6))
+    assert holder.tensors.call_one().get(30) == (torch.tensor(6), torch.tensor(6))
     with pytest.raises(ValueError, match="the call is for 1 of them"):
         procs.slice(gpus=1).spawn("holder", Holder, rank, more=1)
 

@@ -1,4 +1,4 @@
-"""Attention of sharded tensors: by a fused kernel where there is one, with the values of local tensors."""
+"""Attention of sharded tensors: by a fused kernel if one exists, with the values of local tensors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,9 +21,9 @@ PLACEMENTS = {"batch": [Shard(0)], "heads": [Shard(1)], "whole": [Replicate()], 
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    found = Mesh(shape=(2,), mesh_dim_names=("rank",))
-    yield found
-    found.stop().get(30)
+    mesh = Mesh(shape=(2,), mesh_dim_names=("rank",))
+    yield mesh
+    mesh.stop().get(30)
 
 
 @pytest.fixture
@@ -32,15 +32,15 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     calls: list[object] = []
     before = attention._decompose
 
-    def noted(*args: Any) -> Any:
+    def record(*args: Any) -> Any:
         calls.append(args)
         return before(*args)
 
-    monkeypatch.setattr(attention, "_decompose", noted)
+    monkeypatch.setattr(attention, "_decompose", record)
     return calls
 
 
-def compared(mesh: Mesh, placement: Any, width: int = 16, heads: int = 8, **options: Any) -> None:
+def check(mesh: Mesh, placement: Any, width: int = 16, heads: int = 8, **options: Any) -> None:
     """Results and gradients are those of local tensors."""
     torch.manual_seed(0)
     shapes = ((4, 8, 12, width), (4, heads, 10, width), (4, heads, 10, width))
@@ -49,43 +49,43 @@ def compared(mesh: Mesh, placement: Any, width: int = 16, heads: int = 8, **opti
     expected.square().sum().backward()
     sharded = [monarch.distribute(tensor.detach(), mesh, placement).requires_grad_() for tensor in local]
     mask = options.pop("attn_mask", None)
-    found = functional.scaled_dot_product_attention(
+    result = functional.scaled_dot_product_attention(
         *sharded, attn_mask=None if mask is None else monarch.distribute(mask, mesh), **options
     )
-    found.square().sum().backward()
-    assert torch.allclose(found.full_tensor(), expected, atol=1e-5)
-    for one, other in zip(sharded, local, strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert torch.allclose(one.grad.full_tensor(), other.grad, atol=1e-5)
+    result.square().sum().backward()
+    assert torch.allclose(result.full_tensor(), expected, atol=1e-5)
+    for leaf, local_leaf in zip(sharded, local, strict=True):
+        assert leaf.grad is not None
+        assert local_leaf.grad is not None
+        assert torch.allclose(leaf.grad.full_tensor(), local_leaf.grad, atol=1e-5)
 
 
-@pytest.mark.parametrize("where", PLACEMENTS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": True}, {"scale": 0.5}], ids=repr)
-def test_attention_is_fused(mesh: Mesh, plain: list[object], where: str, options: dict[str, Any]) -> None:
+def test_attention_is_fused(mesh: Mesh, plain: list[object], placement: str, options: dict[str, Any]) -> None:
     if "attn_mask" in options:
         options = {"attn_mask": torch.randn(12, 10)}
-    compared(mesh, PLACEMENTS[where], **options)
+    check(mesh, PLACEMENTS[placement], **options)
     assert plain == []
 
 
 def test_attention_whose_queries_share_keys_is_fused(mesh: Mesh, plain: list[object]) -> None:
-    compared(mesh, [Shard(0)], heads=2, enable_gqa=True)
-    compared(mesh, [Shard(1)], heads=4, enable_gqa=True, is_causal=True)
+    check(mesh, [Shard(0)], heads=2, enable_gqa=True)
+    check(mesh, [Shard(1)], heads=4, enable_gqa=True, is_causal=True)
     assert plain == []
 
 
 @pytest.mark.filterwarnings("ignore:.*a rank has nothing of it")
-@pytest.mark.parametrize("where", ["batch", "heads"])
-def test_ranks_without_a_part_of_the_attention_end_nothing(mesh: Mesh, where: str) -> None:
+@pytest.mark.parametrize("placement", ["batch", "heads"])
+def test_ranks_without_a_part_of_the_attention_end_nothing(mesh: Mesh, placement: str) -> None:
     torch.manual_seed(0)
     local = torch.randn(1, 1, 3, 4, requires_grad=True)  # one rank has all of it; the kernel divides by its sizes
     expected = functional.scaled_dot_product_attention(local, local, local, is_causal=True)
     expected.sum().backward()
-    sharded = monarch.distribute(local.detach(), mesh, PLACEMENTS[where]).requires_grad_()
-    found = functional.scaled_dot_product_attention(sharded, sharded, sharded, is_causal=True)
-    found.sum().backward()
-    assert torch.allclose(found.full_tensor(), expected)
+    sharded = monarch.distribute(local.detach(), mesh, PLACEMENTS[placement]).requires_grad_()
+    result = functional.scaled_dot_product_attention(sharded, sharded, sharded, is_causal=True)
+    result.sum().backward()
+    assert torch.allclose(result.full_tensor(), expected)
     assert local.grad is not None
     assert sharded.grad is not None
     assert torch.allclose(sharded.grad.full_tensor(), local.grad)
@@ -94,15 +94,15 @@ def test_ranks_without_a_part_of_the_attention_end_nothing(mesh: Mesh, where: st
 def test_words_that_lie_apart_in_memory_are_attended_plainly(mesh: Mesh, plain: list[object]) -> None:
     local = torch.randn(2, 3, 4, 5).mT
     sharded = monarch.distribute(local.mT, mesh, [Shard(0)]).mT
-    found = functional.scaled_dot_product_attention(sharded, sharded, sharded)
+    result = functional.scaled_dot_product_attention(sharded, sharded, sharded)
     expected = functional.scaled_dot_product_attention(local, local, local)
-    assert torch.allclose(found.full_tensor(), expected, atol=1e-6)
-    assert found.stride() == expected.stride()
+    assert torch.allclose(result.full_tensor(), expected, atol=1e-6)
+    assert result.stride() == expected.stride()
     assert len(plain) == 1
 
 
 def test_what_no_fused_kernel_takes_is_computed_plainly(mesh: Mesh, plain: list[object]) -> None:
-    compared(mesh, [Shard(0)], attn_mask=torch.rand(12, 10) > 0.3)
+    check(mesh, [Shard(0)], attn_mask=torch.rand(12, 10) > 0.3)
     assert len(plain) == 1
 
 

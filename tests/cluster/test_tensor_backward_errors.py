@@ -1,6 +1,6 @@
 """An error in a backward pass on sharded tensors reaches the program, wherever in PyTorch's engine it is raised.
 
-In a process of its own: what is tested is that it does not abort.
+In a process of its own, which must not abort.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ RAISED = {
 
 
 @pytest.fixture(scope="module")
-def printed() -> list[str]:
+def output() -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster.backward_programs"], capture_output=True, text=True, check=False
     )
@@ -32,11 +32,11 @@ def printed() -> list[str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_program_gets_its_own_error_and_later_passes_are_right(printed: list[str], name: str) -> None:
-    lines = dict(line.split("\t", 1) for line in printed if "\t" in line)
+def test_the_program_gets_its_own_error_and_later_passes_are_right(output: list[str], name: str) -> None:
+    lines = dict(line.split("\t", 1) for line in output if "\t" in line)
     kind, function = RAISED.get(name, ("Mine", "fail"))
     assert lines[name] == f"{kind}\t{function}\tgoes on"
 
 
-def test_errors_that_the_program_has_let_go_of_are_not_kept(printed: list[str]) -> None:
-    assert "frames that are kept: 0" in printed
+def test_errors_that_the_program_has_let_go_of_are_not_kept(output: list[str]) -> None:
+    assert "frames that are kept: 0" in output

@@ -1,4 +1,4 @@
-"""Compiled steps on two real processes: the same values as without, from one message, and what is said where not."""
+"""Compiled steps on two real processes: equal values from one message, and notices of steps that stay uncompiled."""
 
 import copy
 import gc
@@ -69,11 +69,11 @@ def test_a_compiled_step_gives_exactly_what_the_step_gives(mesh: Mesh, zero_firs
         models.append(model)
     assert losses[1] == losses[0]  # dropout, too
     assert (run.programs, run.calls) == (1, 4)
-    for one, other in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(one.full_tensor(), other.full_tensor())
-        assert (one.grad is None) == (other.grad is None) == (not zero_first)
+    for first, second in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(first.full_tensor(), second.full_tensor())
+        assert (first.grad is None) == (second.grad is None) == (not zero_first)
         if zero_first:
-            assert torch.equal(one.grad.full_tensor(), other.grad.full_tensor())
+            assert torch.equal(first.grad.full_tensor(), second.grad.full_tensor())
 
 
 @pytest.mark.slow
@@ -126,10 +126,10 @@ def test_a_gradient_that_somebody_keeps_stays_what_it_was(mesh: Mesh) -> None:
     run = monarch_nb.compile(step)
     for _ in range(4):
         run(*batch)
-    kept = model[0].bias.grad
-    before = kept.full_tensor()
+    gradient = model[0].bias.grad
+    before = gradient.full_tensor()
     run(*batch)
-    assert torch.equal(kept.full_tensor(), before)
+    assert torch.equal(gradient.full_tensor(), before)
     assert not torch.equal(model[0].bias.grad.full_tensor(), before)
     for parameter in model.parameters():
         parameter.grad = None
@@ -144,13 +144,13 @@ def test_a_kept_gradient_counts_as_written_by_its_last_step(mesh: Mesh) -> None:
     for _ in range(5):
         start = stream.sent()
         run(*batch)
-    kept = model[0].bias.grad
-    assert kept.reference.number in stream.held.written_from(start)
+    gradient = model[0].bias.grad
+    assert gradient.reference.number in stream.held.written_from(start)
     end = stream.sent()
     run(*batch)  # makes another gradient
-    assert model[0].bias.grad is not kept
-    assert kept.reference.number in stream.held.written_from(start)
-    assert kept.reference.number not in stream.held.written_from(end)
+    assert model[0].bias.grad is not gradient
+    assert gradient.reference.number in stream.held.written_from(start)
+    assert gradient.reference.number not in stream.held.written_from(end)
 
 
 @pytest.mark.slow
@@ -209,11 +209,11 @@ def test_a_learning_rate_that_is_a_tensor_may_change(mesh: Mesh) -> None:
             return loss.detach()
 
         run = monarch_nb.compile(step) if compiled else step
-        each = []
+        series = []
         for _ in range(6):
-            each.append(run(x).item())
+            series.append(run(x).item())
             scheduler.step()
-        losses.append(each)
+        losses.append(series)
     assert losses[1] == losses[0]
     assert run.calls == 3
 
@@ -236,25 +236,25 @@ def test_steps_that_wait_for_a_value_run_uncompiled_with_one_notice(mesh: Mesh) 
 def test_an_error_in_a_compiled_step_names_the_issuing_line(mesh: Mesh) -> None:
     table = nn.Embedding(4, 2).to(mesh.device)
 
-    def step(tokens: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(tokens: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
             looked_up = table(tokens)
-            return looked_up * 2, other + 1
+            return looked_up * 2, values + 1
 
     run = monarch_nb.compile(step)
     good = monarch_nb.distribute(torch.tensor([0, 3]), mesh)
-    other = mesh.ones(2)
+    ones = mesh.ones(2)
     for _ in range(3):
-        run(good, other)
-    broken, fine = run(monarch_nb.distribute(torch.tensor([0, 99]), mesh), other)
+        run(good, ones)
+    broken, fine = run(monarch_nb.distribute(torch.tensor([0, 99]), mesh), ones)
     assert run.calls == 2
     with pytest.raises(TensorError) as caught:
         broken.full_tensor()
     assert caught.value.origin is not None
     assert caught.value.origin.source == "looked_up = table(tokens)"
     assert "embedding" in caught.value.operation
-    assert fine.tolist() == [2.0, 2.0]  # what does not need it was made
-    assert run(good, other)[1].tolist() == [2.0, 2.0]
+    assert fine.tolist() == [2.0, 2.0]  # results that do not depend on it are computed
+    assert run(good, ones)[1].tolist() == [2.0, 2.0]
 
 
 def test_the_check_finds_a_step_that_no_longer_does_the_same(mesh: Mesh) -> None:
@@ -283,12 +283,12 @@ def test_collectives_of_a_compiled_step_are_accounted_like_the_plain_ones(mesh: 
     x = mesh.ones(4, sharding_spec=["data"])
     table.clear()
     step(x)
-    [once] = [one for one in table.movements() if one.operation == "redistribute"]
+    [once] = [movement for movement in table.movements() if movement.operation == "redistribute"]
     run = monarch_nb.compile(step)
     table.clear()
     for _ in range(5):
         run(x)
-    [moved] = [one for one in table.movements() if one.operation == "redistribute"]
+    [moved] = [movement for movement in table.movements() if movement.operation == "redistribute"]
     assert run.calls == 3
     assert (moved.count, moved.nbytes, moved.origin) == (5 * once.count, 5 * once.nbytes, once.origin)
 
@@ -369,7 +369,7 @@ def returned_views(make: Maker, compiled: Compiler) -> Iterator[torch.Tensor]:
 def views_of_what_the_step_writes_to(make: Maker, compiled: Compiler) -> Iterator[torch.Tensor]:
     """A step reads a view before and after it writes to the base, and a view that it does not see changes, too."""
     base = make()
-    part, other = base[1:4], base[3:6]
+    part, overlap = base[1:4], base[3:6]
 
     def around(x: torch.Tensor) -> torch.Tensor:
         before = part.sum()
@@ -380,8 +380,8 @@ def views_of_what_the_step_writes_to(make: Maker, compiled: Compiler) -> Iterato
     step = compiled(around)
     for _ in range(5):
         x = make()
-        seen = x[4:7]
-        yield from (step(x), other, seen, part)
+        tail = x[4:7]
+        yield from (step(x), overlap, tail, part)
 
 
 def arguments_that_share_memory(make: Maker, compiled: Compiler) -> Iterator[torch.Tensor]:
@@ -400,7 +400,7 @@ def arguments_that_share_memory(make: Maker, compiled: Compiler) -> Iterator[tor
 @pytest.mark.parametrize(
     "program",
     [returned_views, views_of_what_the_step_writes_to, arguments_that_share_memory],
-    ids=lambda each: each.__name__,
+    ids=lambda program: program.__name__,
 )
 @pytest.mark.parametrize("backend", ["python", "fx"])
 @pytest.mark.filterwarnings("ignore::monarch_nb.distributed.GatherWarning")
@@ -412,8 +412,8 @@ def test_views_in_a_compiled_step_show_what_views_show(mesh: Mesh, program: View
         return steps[-1]
 
     expected = [value.tolist() for value in program(lambda: torch.arange(8.0), lambda step: step)]
-    found = program(lambda: monarch_nb.distribute(torch.arange(8.0), mesh, ["data"]), compiled)
-    assert [value.full_tensor().tolist() for value in found] == expected
+    results = program(lambda: monarch_nb.distribute(torch.arange(8.0), mesh, ["data"]), compiled)
+    assert [value.full_tensor().tolist() for value in results] == expected
     assert steps[0].calls >= 2
 
 
@@ -433,8 +433,8 @@ def test_a_step_can_return_what_it_updates(mesh: Mesh) -> None:
         return average.detach()
 
     x = monarch_nb.distribute(torch.ones(4), mesh, ["data"])
-    found = [step(x).full_tensor()[0].item() for _ in range(5)]  # type: ignore[attr-defined]
-    assert found == [1.0, 1.5, 1.75, 1.875, 1.9375]
+    results = [step(x).full_tensor()[0].item() for _ in range(5)]  # type: ignore[attr-defined]
+    assert results == [1.0, 1.5, 1.75, 1.875, 1.9375]
     assert step.calls == 3
     step(x).zero_()
     assert average.full_tensor().tolist() == [0.0] * 4
@@ -449,16 +449,16 @@ def test_a_gradient_that_was_there_before_is_not_missed(mesh: Mesh) -> None:
         return weight.detach() * 2
 
     def gradients(run: Step) -> list[list[float]]:
-        found = []
+        values = []
         for _ in range(5):
             weight.grad = None
             run()
-            found.append(weight.grad.full_tensor().tolist())  # type: ignore[attr-defined]
-        return found
+            values.append(weight.grad.full_tensor().tolist())  # type: ignore[attr-defined]
+        return values
 
     with pytest.warns(CompileWarning, match=r"a tensor that was there before.*gradient.clone\(\)"):
-        found = gradients(monarch_nb.compile(step))
-    assert found == [[0.0, 1.0, 2.0, 3.0]] * 5
+        results = gradients(monarch_nb.compile(step))
+    assert results == [[0.0, 1.0, 2.0, 3.0]] * 5
 
 
 def test_deeply_nested_leaves_are_recognised_and_released_with_their_tensor(mesh: Mesh) -> None:

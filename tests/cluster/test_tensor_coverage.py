@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.opinfo_page import PAGE, Results, page, read, results_of, sorted_out
 
-# What plain DTensor gets wrong or refuses, what was wrong here, and what all programs use.
+# Operations that plain DTensor gets wrong or refuses, that were wrong here, or that all programs use.
 SMOKE = (
     "_segment_reduce.offsets",
     "gather",
@@ -29,12 +29,12 @@ def results(path: Path, *arguments: str) -> Results:
     return results_of([str(path)])
 
 
-def wrong(found: Results) -> dict[tuple[str, str], list[str]]:
+def wrong(outcomes: Results) -> dict[tuple[str, str], list[str]]:
     return {
-        (name, case): each["wrong"]
-        for name, outcome in found.items()
-        for case, each in outcome["cases"].items()
-        if each["wrong"]
+        (name, case): result["wrong"]
+        for name, outcome in outcomes.items()
+        for case, result in outcome["cases"].items()
+        if result["wrong"]
     }
 
 
@@ -47,16 +47,16 @@ def test_the_page_lists_every_operation_once_and_most_as_right() -> None:
 
 @pytest.mark.timeout(120)
 def test_results_that_plain_dtensor_gets_wrong_are_right_for_uneven_shards(tmp_path: Path) -> None:
-    found = results(tmp_path / "results", ",".join(SMOKE), "2", "uneven")
-    assert found.keys() == set(SMOKE)
-    assert wrong(found) == {}
-    assert sorted_out(found).refused <= {"index_put"}  # with a mask, the gradient of its values depends on values
-    assert all(any(case["right"] for case in each["cases"].values()) for each in found.values())
+    outcomes = results(tmp_path / "results", ",".join(SMOKE), "2", "uneven")
+    assert outcomes.keys() == set(SMOKE)
+    assert wrong(outcomes) == {}
+    assert sorted_out(outcomes).refused <= {"index_put"}  # with a mask, the gradient of its values depends on values
+    assert all(any(case["right"] for case in outcome["cases"].values()) for outcome in outcomes.values())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_operation_gives_a_wrong_value_or_refuses_what_docs_promise(tmp_path: Path) -> None:
-    found = results(tmp_path / "results", "", "1", "uneven")
-    assert wrong(found) == {}
-    assert sorted_out(found).refused <= read(PAGE.read_text()).refused, page(found)
+    outcomes = results(tmp_path / "results", "", "1", "uneven")
+    assert wrong(outcomes) == {}
+    assert sorted_out(outcomes).refused <= read(PAGE.read_text()).refused, page(outcomes)

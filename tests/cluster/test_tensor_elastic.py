@@ -1,4 +1,4 @@
-"""Meshes for tensors when their processes grow and shrink: they work, or say what to do; never a wrong value."""
+"""Tensor meshes when their processes grow and shrink: they work, or errors name the remedy; never a wrong value."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,7 @@ def test_tensors_survive_growth_and_a_new_mesh_has_all_processes(procs: ProcMesh
     assert (before.shape, after.shape) == ((1,), (3,))
     assert after.arange(6, sharding_spec=["dp"]).sum().item() == 15
     assert list(after.execute(len, after.arange(6, sharding_spec=["dp"])).values()) == [2, 2, 2]
-    assert (t + 1).sum().item() == 21, "what was there is there"
+    assert (t + 1).sum().item() == 21, "earlier tensors keep their contents"
     assert list(before.execute(len, t).values()) == [6]
     assert after.bring(t).sum().item() == 15
     part = after.slice(dp=2)
@@ -51,7 +51,7 @@ def test_tensors_survive_growth_and_a_new_mesh_has_all_processes(procs: ProcMesh
     assert rest.shape == (2,)
     assert rest.arange(6, sharding_spec=["dp"]).sum().item() == 15
 
-    procs.grow(hosts=1)  # in the room of the one that has gone
+    procs.grow(hosts=1)  # in place of the removed one
     again = Mesh.of(procs, ("dp",))
     assert again.arange(6, sharding_spec=["dp"]).sum().item() == 15
     assert rest.ones(2, sharding_spec=["dp"]).sum().item() == 2
@@ -72,44 +72,44 @@ def test_survivors_of_a_shrink_go_on_and_healing_the_lost_explains(procs: ProcMe
 
 
 def test_streams_go_on_as_their_mesh_grows_and_shrinks(procs: ProcMesh, shown: list[object]) -> None:
-    other, later = monarch_nb.Stream("other"), monarch_nb.Stream("later")
+    side, late = monarch_nb.Stream("other"), monarch_nb.Stream("later")
 
-    def used(count: int) -> None:
+    def check(count: int) -> None:
         """Each stream has all ranks, which exchange values and lend memory."""
         with procs.activate() as mesh:
-            for stream in (other, later, monarch_nb.Stream("new"), monarch_nb.get_active_stream()):
+            for stream in (side, late, monarch_nb.Stream("new"), monarch_nb.get_active_stream()):
                 with stream.activate():
                     total = mesh.rank_tensor("hosts").reduce("hosts")
-                    assert [int(monarch_nb.inspect(total, hosts=at)) for at in range(count)] == [
+                    assert [int(monarch_nb.inspect(total, hosts=index)) for index in range(count)] == [
                         sum(range(count))
                     ] * count
             value = mesh.rank_tensor("hosts") + 1
-            lent, borrow = other.borrow(value, mutable=True)
-            with borrow, other.activate():
+            lent, borrow = side.borrow(value, mutable=True)
+            with borrow, side.activate():
                 lent.reduce_("hosts", "max")
-            assert [int(monarch_nb.inspect(value, hosts=at)) for at in range(count)] == [count] * count
+            assert [int(monarch_nb.inspect(value, hosts=index)) for index in range(count)] == [count] * count
 
     x = procs.rank_tensor("hosts") + 1.0
     y = x.mesh.rank_tensor("hosts") + 5.0
-    lent, borrow = other.borrow(x, mutable=True)
-    with other.activate():
+    lent, borrow = side.borrow(x, mutable=True)
+    with side.activate():
         lent.add_(1)
     procs.grow(hosts=1)
-    with later.borrow(y)[1]:  # a stream that begins before there is a mesh of all processes
+    with late.borrow(y)[1]:  # a stream that begins before there is a mesh of all processes
         pass
-    used(2)
-    with borrow, other.activate():
+    check(2)
+    with borrow, side.activate():
         lent.mul_(10)
     assert monarch_nb.inspect(x).tolist() == 20
-    moved = x.slice_mesh(hosts=0).to_mesh(procs, stream=other)
-    with other.activate():
-        assert [monarch_nb.inspect(moved, hosts=at).tolist() for at in range(2)] == [20, 20]
+    moved = x.slice_mesh(hosts=0).to_mesh(procs, stream=side)
+    with side.activate():
+        assert [monarch_nb.inspect(moved, hosts=index).tolist() for index in range(2)] == [20, 20]
     procs.grow(hosts=1)
-    used(3)
-    kept = procs.rank_tensor("hosts")
-    _, borrow = later.borrow(kept)
+    check(3)
+    ranks = procs.rank_tensor("hosts")
+    _, borrow = late.borrow(ranks)
     procs.shrink(hosts=[0])
     with pytest.raises(DeviceMeshError, match="trainers has shrunk"):
-        monarch_nb.inspect(kept + 1)
+        monarch_nb.inspect(ranks + 1)
     borrow.drop()
-    used(2)
+    check(2)

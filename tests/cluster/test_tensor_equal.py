@@ -1,4 +1,4 @@
-"""What a mesh computes is what local tensors give, or an error: views and writes, random programs, what is refused."""
+"""Results of a mesh equal those of local tensors, or are errors: views, writes, random programs, refusals."""
 
 import threading
 import warnings
@@ -69,12 +69,12 @@ def test_writes_to_views_are_seen_in_their_tensor_and_other_views(mesh: Mesh) ->
     t = rows(mesh, 5, 3)
     expected = numbers(5, 3)
     last, column = t[4], t[:, 1]
-    for each in (t, expected):
-        each[2].unsqueeze(0).expand(3, 3).zero_()
-    for each in (t, expected):
-        each[1:3].fill_(7.0)
-        each[-1] = 5.0
-        each[1:][1:][0].mul_(2.0)
+    for tensor in (t, expected):
+        tensor[2].unsqueeze(0).expand(3, 3).zero_()
+    for tensor in (t, expected):
+        tensor[1:3].fill_(7.0)
+        tensor[-1] = 5.0
+        tensor[1:][1:][0].mul_(2.0)
     assert torch.equal(t.full_tensor(), expected)
     assert last.tolist() == expected[4].tolist()
     assert column.tolist() == expected[:, 1].tolist()
@@ -118,33 +118,33 @@ def test_writes_that_would_be_lost_are_refused_with_what_to_do(mesh: Mesh) -> No
 
 def test_a_write_through_a_view_says_what_it_costs_once(mesh: Mesh) -> None:
     t = rows(mesh, 6, 2)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")
         t[2].sub_(1.0)
         t[3].sub_(1.0)
-    assert [one.category for one in told] == [GatherWarning]
-    assert told[0].filename == __file__
-    assert "24 bytes" in str(told[0].message)
+    assert [notice.category for notice in notices] == [GatherWarning]
+    assert notices[0].filename == __file__
+    assert "24 bytes" in str(notices[0].message)
 
 
 @pytest.mark.slow
 def test_gradients_of_writes_through_views_are_those_of_local_tensors(mesh: Mesh) -> None:
     def program(leaf: torch.Tensor) -> torch.Tensor:
         t = leaf * 2
-        kept, across = t[1], t[:, 1:]
+        row, across = t[1], t[:, 1:]
         t.mul_(3)
         across[2].mul_(5)
-        t[0].copy_(t[3].clone() * kept.clone())
-        return (kept * kept).sum() + (t * t).sum() + across[1:].sum()
+        t[0].copy_(t[3].clone() * row.clone())
+        return (row * row).sum() + (t * t).sum() + across[1:].sum()
 
     for placement in PLACEMENTS:
         for shape in ((4, 3), (5, 3)):
             local = numbers(*shape).requires_grad_()
             ours = monarch_nb.distribute(numbers(*shape), mesh, [placement]).requires_grad_()
-            expected, found = program(local), program(ours)
-            assert found.item() == expected.item()
+            expected, result = program(local), program(ours)
+            assert result.item() == expected.item()
             expected.backward()
-            found.backward()
+            result.backward()
             assert local.grad is not None
             assert ours.grad is not None
             assert torch.equal(ours.grad.full_tensor(), local.grad), (placement, shape)
@@ -162,20 +162,20 @@ def test_gradients_flow_through_selections_along_negative_dimensions(mesh: Mesh)
 
 
 def test_elements_meet_those_of_a_smaller_index_wherever_tensors_are_cut(mesh: Mesh) -> None:
-    index = torch.tensor([[0, 2, 1], [3, 0, 0], [1, 1, 2]])  # smaller than what it points into, in both dimensions
+    index = torch.tensor([[0, 2, 1], [3, 0, 0], [1, 1, 2]])  # smaller than the indexed tensor in both dimensions
     for cut in (S0, S1):
         for cut_index in (S0, S1, R):
             local = numbers(5, 4).requires_grad_()
             ours: Any = monarch_nb.distribute(numbers(5, 4), mesh, [cut]).requires_grad_()
-            there = monarch_nb.distribute(index, mesh, [cut_index])
-            expected, found = local.gather(0, index), ours.gather(0, there)
-            assert torch.equal(found.full_tensor(), expected), (cut, cut_index)
+            mesh_index = monarch_nb.distribute(index, mesh, [cut_index])
+            expected, result = local.gather(0, index), ours.gather(0, mesh_index)
+            assert torch.equal(result.full_tensor(), expected), (cut, cut_index)
             expected.square().sum().backward()
-            found.square().sum().backward()
+            result.square().sum().backward()
             assert local.grad is not None
             assert torch.equal(ours.grad.full_tensor(), local.grad), (cut, cut_index)
             source = monarch_nb.distribute(numbers(3, 3), mesh, [cut])
-            added = ours.detach().scatter_add(0, there, source)
+            added = ours.detach().scatter_add(0, mesh_index, source)
             assert torch.equal(added.full_tensor(), local.detach().scatter_add(0, index, numbers(3, 3)))
 
 
@@ -212,7 +212,7 @@ def test_a_strided_view_of_a_view_is_refused_on_split_memory(mesh: Mesh) -> None
         t[2].as_strided((2,), (1,), 0)
 
 
-# -- what cannot be done, and what costs ------------------------------------------------------------------------------
+# -- unsupported operations, and costs ---------------------------------------------------------------------------------
 
 DEPENDENT: dict[str, Callable[[Any], Any]] = {
     "nonzero": lambda t: t.nonzero(),
@@ -249,35 +249,35 @@ def test_values_under_a_mask_are_written_in_place(mesh: Mesh) -> None:
     for placement in PLACEMENTS:
         expected = numbers(5, 3)
         t: Any = monarch_nb.distribute(expected, mesh, [placement])
-        for each in (t, expected):
-            each[each > 7] = -1.0
-            each[each[:, 0] > 5] = 2.0
+        for tensor in (t, expected):
+            tensor[tensor > 7] = -1.0
+            tensor[tensor[:, 0] > 5] = 2.0
         assert torch.equal(t.full_tensor(), expected)
 
 
 def test_gathers_are_announced_once_per_line_or_refused(mesh: Mesh) -> None:
-    one, other = rows(mesh, 6, 2), rows(mesh, 6, 2)
-    with warnings.catch_warnings(record=True) as told:
+    first, second = rows(mesh, 6, 2), rows(mesh, 6, 2)
+    with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")
         for _ in range(2):
-            torch.cdist(one, other)
-            torch.cdist(one, other * 2)
-    assert [(each.category, each.filename) for each in told] == [(GatherWarning, __file__)]
-    assert "bytes" in str(told[0].message)
+            torch.cdist(first, second)
+            torch.cdist(first, second * 2)
+    assert [(notice.category, notice.filename) for notice in notices] == [(GatherWarning, __file__)]
+    assert "bytes" in str(notices[0].message)
     with (
         configured(tensor_gather="refuse"),
         pytest.raises(NoRuleError, match=r"cdist.*test_tensor_equal\.py:\d+.*tensor_gather"),
     ):
-        torch.cdist(one, other)
+        torch.cdist(first, second)
     with configured(tensor_gather="often"), pytest.raises(ValueError, match=r"warn.*allow.*refuse"):
-        torch.cdist(one, other)
+        torch.cdist(first, second)
     for answer in ("allow", "tell"):  # the latter is the former name of "warn"
         with configured(tensor_gather=answer):
-            assert torch.cdist(one, other).diagonal().sum().item() == 0.0
+            assert torch.cdist(first, second).diagonal().sum().item() == 0.0
 
 
-def _older(table: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
-    """What PyTorch's rules were wrong for before 2.13."""
+def _corrected(table: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+    """Operations for which rules of PyTorch before 2.13 were wrong."""
     x = table.detach().requires_grad_()
     normal = torch.nn.functional.layer_norm(x, (4,), weight, weight)
     picked = x[index]
@@ -289,27 +289,27 @@ def _older(table: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> li
     return [*extremes, normal, x.grad, written, copied]  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
-@pytest.mark.parametrize("indexed", [R, S0], ids=str)
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("index_placement", [R, S0], ids=str)
 def test_rules_for_older_versions_of_pytorch_are_right(
-    mesh: Mesh, placed: Placement, indexed: Placement, monkeypatch: pytest.MonkeyPatch
+    mesh: Mesh, placement: Placement, index_placement: Placement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "_RULES", rules._RULES | rules._BEFORE_2_13)
     monkeypatch.setattr(mesh.stream.propagator, "_plans", {})
-    whole = (numbers(5, 4) * 7) % 11
+    table = (numbers(5, 4) * 7) % 11
     index, weight = torch.tensor([3, 0, 2]), torch.tensor([1.0, -2.0, 0.5, 3.0])
-    expected = _older(whole, index, weight)
-    places = zip((whole, index, weight), (placed, indexed, indexed), strict=True)
-    found = _older(*(monarch_nb.distribute(one, mesh, [at]) for one, at in places))
-    for one, other in zip(expected, found, strict=True):
-        assert torch.allclose(one, other.full_tensor(), atol=1e-5)  # type: ignore[attr-defined]
+    expected = _corrected(table, index, weight)
+    inputs = zip((table, index, weight), (placement, index_placement, index_placement), strict=True)
+    results = _corrected(*(monarch_nb.distribute(tensor, mesh, [cut]) for tensor, cut in inputs))
+    for tensor, result in zip(expected, results, strict=True):
+        assert torch.allclose(tensor, result.full_tensor(), atol=1e-5)  # type: ignore[attr-defined]
 
 
 def test_the_largest_of_all_ranks_is_nan_where_one_has_that(mesh: Mesh) -> None:
     for row in range(4):
-        whole = numbers(4, 3)
-        whole[row, 1] = torch.nan
-        t = monarch_nb.distribute(whole, mesh, [S0])
+        values = numbers(4, 3)
+        values[row, 1] = torch.nan
+        t = monarch_nb.distribute(values, mesh, [S0])
         for reduced in (torch.amax, torch.amin, lambda x, dim: torch.linalg.vector_norm(x, torch.inf, dim)):
             assert torch.equal(reduced(t, 0).full_tensor().isnan(), torch.tensor([False, True, False])), row  # type: ignore[operator]
 
@@ -358,16 +358,16 @@ def test_losses_with_weights_and_ignored_targets_equal_local_ones(
         return [loss.detach(), scores.grad]
 
     for ignored in (-100, int(local[1][0])):
-        for found, expected in zip(outcome(scores, classes, weights, ignored), outcome(*local, ignored), strict=True):
-            torch.testing.assert_close(found.full_tensor(), expected)
+        for result, expected in zip(outcome(scores, classes, weights, ignored), outcome(*local, ignored), strict=True):
+            torch.testing.assert_close(result.full_tensor(), expected)
 
 
-@pytest.mark.parametrize("placed", [[S1], [S0], [R]])
-def test_a_write_through_a_view_may_read_the_tensor_itself(mesh: Mesh, placed: Any) -> None:
-    t, expected = monarch_nb.distribute(numbers(1, 2, 2), mesh, placed), numbers(1, 2, 2)
-    for each in (t, expected):
-        seen = each.view(each.shape)  # on ranks with strides of its own along dimensions of size 1
-        seen.add_(each, alpha=0.5)
+@pytest.mark.parametrize("placement", [[S1], [S0], [R]])
+def test_a_write_through_a_view_may_read_the_tensor_itself(mesh: Mesh, placement: Any) -> None:
+    t, expected = monarch_nb.distribute(numbers(1, 2, 2), mesh, placement), numbers(1, 2, 2)
+    for tensor in (t, expected):
+        view = tensor.view(tensor.shape)  # on ranks with strides of its own along dimensions of size 1
+        view.add_(tensor, alpha=0.5)
     assert torch.equal(t.full_tensor(), expected)
 
 
@@ -378,25 +378,25 @@ def test_a_gradient_whose_ranks_have_broken_rows_is_gathered(mesh: Mesh) -> None
     assert torch.equal(t.grad.full_tensor(), numbers(6, 4))
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("dim", [0, -1])
-def test_a_fill_at_indices_has_gradients_of_tensor_and_value(mesh: Mesh, placed: Any, dim: int) -> None:
-    found, expected = [], []
-    for place, grads in ((lambda t, p: monarch_nb.distribute(t, mesh, [p]), found), (lambda t, _: t.clone(), expected)):
-        t, value = place(numbers(4, 3), placed).requires_grad_(), place(torch.tensor(2.5), R).requires_grad_()
-        index = place(torch.tensor([2, 0, 2]), R)
+def test_a_fill_at_indices_has_gradients_of_tensor_and_value(mesh: Mesh, placement: Any, dim: int) -> None:
+    actual, expected = [], []
+    for move, grads in ((lambda t, p: monarch_nb.distribute(t, mesh, [p]), actual), (lambda t, _: t.clone(), expected)):
+        t, value = move(numbers(4, 3), placement).requires_grad_(), move(torch.tensor(2.5), R).requires_grad_()
+        index = move(torch.tensor([2, 0, 2]), R)
         filled = t.index_fill(dim, index, value)
         (t * 2).index_fill_(dim, index, value).mul(filled).sum().backward()
         grads += [filled, t.grad, value.grad]
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.full_tensor(), other)
+    for result, target in zip(actual, expected, strict=True):
+        assert torch.equal(result.full_tensor(), target)
 
 
 def test_a_tensor_is_split_at_indices_of_a_tensor(mesh: Mesh) -> None:
-    at = torch.tensor([1, 3])
-    for given in (at, monarch_nb.distribute(at, mesh, [R])):
-        parts = rows(mesh, 5, 3).tensor_split(given)
-        assert [part.tolist() for part in parts] == [part.tolist() for part in numbers(5, 3).tensor_split(at)]
+    indices = torch.tensor([1, 3])
+    for argument in (indices, monarch_nb.distribute(indices, mesh, [R])):
+        parts = rows(mesh, 5, 3).tensor_split(argument)
+        assert [part.tolist() for part in parts] == [part.tolist() for part in numbers(5, 3).tensor_split(indices)]
 
 
 def test_a_kernel_with_strides_of_its_own_is_viewed_as_planned(mesh: Mesh) -> None:
@@ -409,9 +409,9 @@ def test_a_kernel_with_strides_of_its_own_is_viewed_as_planned(mesh: Mesh) -> No
 
     expected = gradient_of(weight, rows_of, gradient)
     for _ in range(2):  # as it is run first, and from then on
-        sharded = [monarch_nb.distribute(tensor, mesh, [where]) for tensor, where in ((weight, R), (rows_of, R))]
-        found = gradient_of(*sharded, monarch_nb.distribute(gradient, mesh, [S0]))
-        assert torch.allclose(found.full_tensor(), expected, atol=1e-5)
+        sharded = [monarch_nb.distribute(tensor, mesh, [R]) for tensor in (weight, rows_of)]
+        result = gradient_of(*sharded, monarch_nb.distribute(gradient, mesh, [S0]))
+        assert torch.allclose(result.full_tensor(), expected, atol=1e-5)
 
 
 def test_another_thread_goes_backward_by_itself(mesh: Mesh) -> None:
@@ -468,7 +468,7 @@ def _view_that_nobody_writes_to(x: Any, w: Any) -> Any:
     return part * w[1:].t()
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 @pytest.mark.parametrize(
     ("program", "goes"),
     [
@@ -480,10 +480,10 @@ def _view_that_nobody_writes_to(x: Any, w: Any) -> Any:
     ],
 )
 def test_changing_a_shape_in_place_keeps_gradients_right_or_is_refused(
-    mesh: Mesh, program: Callable[[Any, Any], Any], goes: bool, placed: Any
+    mesh: Mesh, program: Callable[[Any, Any], Any], goes: bool, placement: Any
 ) -> None:
     weights = numbers(3, 3).flip(0) + 1
-    local, tensor = numbers(3, 3).requires_grad_(), monarch_nb.distribute(numbers(3, 3), mesh, [placed])
+    local, tensor = numbers(3, 3).requires_grad_(), monarch_nb.distribute(numbers(3, 3), mesh, [placement])
     spread = monarch_nb.distribute(weights, mesh, [R])
     expected = program(local * 1, weights)
     with torch.no_grad():  # without gradients there is no way back that could be lost
@@ -500,8 +500,8 @@ def test_changing_a_shape_in_place_keeps_gradients_right_or_is_refused(
     assert torch.equal(tensor.grad.full_tensor(), local.grad)
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
-def test_a_write_that_reads_overlapping_memory_is_refused_as_by_torch(mesh: Mesh, placed: Any) -> None:
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_a_write_that_reads_overlapping_memory_is_refused_as_by_torch(mesh: Mesh, placement: Any) -> None:
     writes: list[Callable[[Any], Any]] = [
         lambda t: t[1:].add_(t[:-1]),
         lambda t: t[:1, ::3].copy_(t[:1, :1]),
@@ -511,11 +511,11 @@ def test_a_write_that_reads_overlapping_memory_is_refused_as_by_torch(mesh: Mesh
         lambda t: t[0, :1].copy_(t[0, 0]),
         lambda t: t[2:].view(-1).view(3, 3)[1:].lerp_(t[2:4], 0.5),
     ]
-    tensor = monarch_nb.distribute(numbers(5, 3), mesh, [placed])
+    tensor = monarch_nb.distribute(numbers(5, 3), mesh, [placement])
     for write in writes:
-        for one in (numbers(5, 3), tensor):
+        for target in (numbers(5, 3), tensor):
             with pytest.raises(RuntimeError, match="single memory location"):
-                write(one)
+                write(target)
     local = numbers(5, 3)
     for both in (local, tensor):
         both[1:3].add_(both[3:])
@@ -525,9 +525,9 @@ def test_a_write_that_reads_overlapping_memory_is_refused_as_by_torch(mesh: Mesh
     assert torch.equal(tensor.full_tensor(), local)
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
-def test_a_write_that_depends_on_the_order_of_elements_is_refused(mesh: Mesh, placed: Any) -> None:
-    tensor = monarch_nb.distribute(numbers(3, 3), mesh, [placed])
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_a_write_that_depends_on_the_order_of_elements_is_refused(mesh: Mesh, placement: Any) -> None:
+    tensor = monarch_nb.distribute(numbers(3, 3), mesh, [placement])
     rows = monarch_nb.distribute(torch.tensor([1, 2]), mesh, [R])
     writes: list[Callable[[Any], Any]] = [
         lambda t: t[-3:, :].sub_(t.diagonal()),
@@ -547,9 +547,9 @@ def test_a_write_that_depends_on_the_order_of_elements_is_refused(mesh: Mesh, pl
     assert torch.equal(tensor.full_tensor(), local)
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
-def test_an_expanded_tensor_may_be_copied_onto_itself_only(mesh: Mesh, placed: Any) -> None:
-    local, tensor = numbers(5, 3), monarch_nb.distribute(numbers(5, 3), mesh, [placed])
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_an_expanded_tensor_may_be_copied_onto_itself_only(mesh: Mesh, placement: Any) -> None:
+    local, tensor = numbers(5, 3), monarch_nb.distribute(numbers(5, 3), mesh, [placement])
     for source in (local, tensor):
         expanded = source[:, None].expand(5, 2, 3)
         expanded.copy_(expanded)

@@ -1,4 +1,4 @@
-"""A process of a tensor mesh dies, or one rank fails alone: nobody waits for what cannot come, and the mesh goes on."""
+"""A process of a tensor mesh dies, or one rank fails alone: nobody waits for its messages, and the mesh goes on."""
 
 import contextlib
 import gc
@@ -43,7 +43,7 @@ def kill(mesh: Mesh, rank: int) -> None:
     os.kill(list(mesh.execute(os.getpid).values())[rank], signal.SIGKILL)
 
 
-def again_and_again(step: Callable[[], float]) -> None:
+def repeat(step: Callable[[], float]) -> None:
     """Until it raises: a process that was killed may answer once more."""
     for _ in range(1000):
         step()
@@ -72,18 +72,18 @@ def fails_on_the_last_rank(shard: torch.Tensor) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_fails_alone_is_reported_and_nobody_waits(mesh: Mesh) -> None:
-    whole = torch.randn(8, 8)
-    t, kept = rows(mesh, whole), mesh.zeros(4)
+    matrix = torch.randn(8, 8)
+    t, counter = rows(mesh, matrix), mesh.zeros(4)
     for round_ in range(2):
         began = time.monotonic()
         with pytest.raises(TensorError, match="MemoryError: out of memory here") as caught:
             mesh.execute(fails_on_rank_three, rows(mesh, torch.ones(4, 4)))
         took = time.monotonic() - began
-        assert round_ == 0 or took < SOON_S  # what is used first is imported first
+        assert round_ == 0 or took < SOON_S  # the first use imports modules
         assert list(caught.value.failures) == [3]
-        kept.add_(1)
-        torch.testing.assert_close((t @ t.T).full_tensor(), whole @ whole.T)
-        assert kept.tolist() == [1.0 + round_] * 4
+        counter.add_(1)
+        torch.testing.assert_close((t @ t.T).full_tensor(), matrix @ matrix.T)
+        assert counter.tolist() == [1.0 + round_] * 4
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_a_death_in_a_compiled_step_breaks_the_mesh_until_healed(mesh: Mesh, fau
     kill(mesh, 1)
     began = time.monotonic()
     with pytest.raises(DeviceMeshError, match="gpus=1"):
-        again_and_again(step)
+        repeat(step)
     assert time.monotonic() - began < SOON_S
     with pytest.raises(DeviceMeshError, match="heal_mesh"):
         x.sum().item()
@@ -162,7 +162,7 @@ def test_contents_are_restored_from_local_values_and_from_files(mesh: Mesh, faul
     save(saved, tmp_path / "saved")
     kill(mesh, 3)
     with pytest.raises(DeviceMeshError):
-        again_and_again(lambda: (t + 1).sum().item())
+        repeat(lambda: (t + 1).sum().item())
     monarch_nb.heal_mesh(mesh)
     with pytest.raises(ContentsLostError, match=r"saved = \{"):
         save(saved, tmp_path / "saved")
@@ -232,12 +232,12 @@ def test_workers_are_replaced_while_one_waits_in_a_collective(faults: Faults, tm
 
 def test_survivors_of_a_mesh_go_on_without_the_dead_rank(faults: Faults) -> None:
     for procs in spawned(2, "halved"):
-        whole = Mesh.of(procs, ("dp",))
-        t = whole.zeros(4, sharding_spec=["dp"])
-        kill(whole, 0)
+        mesh = Mesh.of(procs, ("dp",))
+        t = mesh.zeros(4, sharding_spec=["dp"])
+        kill(mesh, 0)
         with pytest.raises(DeviceMeshError):
-            again_and_again(lambda t=t: (t + 1).sum().item())
-        half = monarch_nb.heal_mesh(whole, shrink=True)
+            repeat(lambda t=t: (t + 1).sum().item())
+        half = monarch_nb.heal_mesh(mesh, shrink=True)
         assert (half.shape, half.execute(os.getpid).extent) == ((1,), {"dp": 1})
         assert half.arange(4, sharding_spec=["dp"]).sum().item() == 6
         with pytest.raises(ContentsLostError, match="shrunk"):

@@ -38,16 +38,16 @@ def rows() -> torch.Tensor:
     return torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
 
 
-def trained(model: nn.Module) -> None:
+def train(model: nn.Module) -> None:
     model(rows()).square().mean().backward()
 
 
 def compare(model: nn.Module, local: nn.Module) -> None:
-    for (name, one), other in zip(model.named_parameters(), local.parameters(), strict=True):
-        assert isinstance(one, monarch_nb.distributed.MeshTensor)
-        assert isinstance(one.grad, monarch_nb.distributed.MeshTensor)
-        assert one.grad.placements == one.placements, name
-        torch.testing.assert_close(one.grad.full_tensor(), other.grad, msg=lambda text, name=name: f"{name}: {text}")
+    for (name, param), plain in zip(model.named_parameters(), local.parameters(), strict=True):
+        assert isinstance(param, monarch_nb.distributed.MeshTensor)
+        assert isinstance(param.grad, monarch_nb.distributed.MeshTensor)
+        assert param.grad.placements == param.placements, name
+        torch.testing.assert_close(param.grad.full_tensor(), plain.grad, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_gradients_of_a_pass_share_a_collective_for_each_bucket(mesh: Mesh) -> None:
@@ -57,7 +57,7 @@ def test_gradients_of_a_pass_share_a_collective_for_each_bucket(mesh: Mesh) -> N
     loss = model(rows()).square().mean()
     mesh.stream.table.clear()
     loss.backward()
-    trained(local)
+    train(local)
     [sums] = mesh.stream.table.movements()
     assert sums.count == 2, "the first bucket, and the rest"
     assert sums.nbytes == sum(parameter.numel() * 4 for parameter in local.parameters())
@@ -66,8 +66,8 @@ def test_gradients_of_a_pass_share_a_collective_for_each_bucket(mesh: Mesh) -> N
     loss = model(rows()).square().mean()
     mesh.stream.table.clear()
     loss.backward()
-    trained(local)
-    assert [each.count for each in mesh.stream.table.movements()] == [2], "those that are added to earlier ones, too"
+    train(local)
+    assert [move.count for move in mesh.stream.table.movements()] == [2], "those that are added to earlier ones, too"
     compare(model, local)
 
 
@@ -88,17 +88,17 @@ def test_parameters_of_a_layer_are_gathered_by_one_collective(
     model, local = layers
     for step in range(2):
         mesh.stream.table.clear()
-        trained(model)
-        trained(local)
+        train(model)
+        train(local)
         counts: Counter[str] = Counter()
-        for each in mesh.stream.table.movements():
-            counts[each.collective] += each.count
+        for movement in mesh.stream.table.movements():
+            counts[movement.collective] += movement.count
         assert counts["all_gather_into_tensor"] == 2 * 3, "two layers and the head, forward and backward"
         assert counts["reduce_scatter_tensor"] == (1 if step == 0 else 3), "those of earlier passes are added to"
-    for each in layers:
-        assert each[1][0].weight.grad is None
-        each[1][0].weight.requires_grad_(True)
-        trained(each)
+    for network in layers:
+        assert network[1][0].weight.grad is None
+        network[1][0].weight.requires_grad_(True)
+        train(network)
     compare(*layers)
 
 
@@ -118,15 +118,15 @@ def test_gradients_that_are_kept_are_added_to(models: tuple[nn.Sequential, nn.Se
         model[0].weight.requires_grad_(False)
     for _ in range(2):
         for model in models:
-            trained(model)
+            train(model)
             model[0].weight.requires_grad_(True)
     compare(*models)
 
 
 def test_passes_inside_a_pass_are_summed_too(models: tuple[nn.Sequential, nn.Sequential], mesh: Mesh) -> None:
     for model in models:
-        given = monarch_nb.distribute(rows(), mesh, ["data", None]) if model is models[0] else rows()
-        hidden = checkpoint(model[:3], given.requires_grad_(), use_reentrant=True)
+        inputs = monarch_nb.distribute(rows(), mesh, ["data", None]) if model is models[0] else rows()
+        hidden = checkpoint(model[:3], inputs.requires_grad_(), use_reentrant=True)
         model[3:](hidden).square().mean().backward()
     compare(*models)
 
@@ -139,11 +139,11 @@ def test_a_pass_that_failed_leaves_the_next_as_it_would_be(models: tuple[nn.Sequ
 
     hook = first.register_hook(fail)
     with pytest.raises(ZeroDivisionError):
-        trained(models[0])
+        train(models[0])
     hook.remove()
     for model in models:
         model.zero_grad()
-        trained(model)
+        train(model)
     compare(*models)
 
 
@@ -159,7 +159,7 @@ def test_gradients_that_a_hook_changes_are_summed_as_changed(models: tuple[nn.Se
     for model in models:
         model[3].weight.register_post_accumulate_grad_hook(halve)
         model[4].weight.register_post_accumulate_grad_hook(replace)
-        trained(model)
+        train(model)
     compare(*models)
 
 
@@ -173,10 +173,10 @@ def test_a_gradient_that_changes_while_it_is_summed_is_summed_again(
 
     first.register_hook(double)
     for model in models:
-        trained(model)
-    other = models[1][4].weight
-    assert other.grad is not None
-    other.grad.mul_(2)
+        train(model)
+    local_weight = models[1][4].weight
+    assert local_weight.grad is not None
+    local_weight.grad.mul_(2)
     compare(*models)
 
 

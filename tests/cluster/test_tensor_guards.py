@@ -1,4 +1,4 @@
-"""Where plain DTensor is wrong without a word, or has no answer: ours is right, or refuses and says what to write."""
+"""Cases that plain DTensor gets silently wrong or cannot do: ours is right, or its error names the remedy."""
 
 import pytest
 
@@ -34,35 +34,35 @@ RAISES = (
 )
 
 
-def on_each(store: str) -> Outcomes:
+def compare(store: str) -> Outcomes:
     return tensor_guards.outcomes(current_rank().rank, store)
 
 
 @pytest.fixture(scope="module")
-def found(born_for_tensors: None, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+def outcomes(born_for_tensors: None, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     for procs in spawned(2, "guards"):
-        first, _ = procs.run(on_each, str(tmp_path_factory.mktemp("guards") / "store")).get(100).values()
+        first, _ = procs.run(compare, str(tmp_path_factory.mktemp("guards") / "store")).get(100).values()
     return first
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_results_that_plain_dtensor_silently_gets_wrong_are_right(found: Outcomes, name: str) -> None:
-    plain, ours = found[name]
+def test_results_that_plain_dtensor_silently_gets_wrong_are_right(outcomes: Outcomes, name: str) -> None:
+    plain, ours = outcomes[name]
     assert plain in ("wrong", "right")
     assert ours == "right"
 
 
 @pytest.mark.parametrize("name", RAISES)
-def test_operations_that_plain_dtensor_cannot_do_are_right(found: Outcomes, name: str) -> None:
-    plain, ours = found[name]
+def test_operations_that_plain_dtensor_cannot_do_are_right(outcomes: Outcomes, name: str) -> None:
+    plain, ours = outcomes[name]
     assert plain.startswith(("raises", "right"))
     assert ours == "right"
 
 
-def test_plain_dtensor_loses_a_write_through_rows(found: Outcomes) -> None:
-    plain, _ = found["a write through rows of a tensor cut by rows"]  # what handles make of it: test_tensor_equal.py
+def test_plain_dtensor_loses_a_write_through_rows(outcomes: Outcomes) -> None:
+    plain, _ = outcomes["a write through rows of a tensor cut by rows"]  # for handles see test_tensor_equal.py
     assert plain in ("wrong", "right")
 
 
-def test_classes_that_are_cut_are_right_with_and_without_us(found: Outcomes) -> None:
-    assert found["cross_entropy cut along the classes"] == ("right", "right")
+def test_classes_that_are_cut_are_right_with_and_without_us(outcomes: Outcomes) -> None:
+    assert outcomes["cross_entropy cut along the classes"] == ("right", "right")

@@ -1,4 +1,4 @@
-"""Sharded tensors on two real processes: what feels local, and what is said where it cannot be."""
+"""Sharded tensors on two real processes: operations as on local tensors, and errors of those that cannot be."""
 
 import copy
 import os
@@ -34,11 +34,11 @@ def rows(mesh: Mesh, tensor: torch.Tensor) -> MeshTensor:
 
 
 def test_a_product_of_a_sharded_tensor_is_that_of_the_whole(mesh: Mesh) -> None:
-    whole = torch.randn(64, 32)
-    t = rows(mesh, whole)
+    tensor = torch.randn(64, 32)
+    t = rows(mesh, tensor)
     result = t @ t.T
     assert (t.shape, t.device, result.shape) == ((64, 32), mesh.device, (64, 64))
-    torch.testing.assert_close(result.full_tensor(), whole @ whole.T)
+    torch.testing.assert_close(result.full_tensor(), tensor @ tensor.T)
     assert [tuple(shard.shape) for shard in t.local_shards().values()] == [(32, 32), (32, 32)]
 
 
@@ -51,14 +51,14 @@ def test_gradients_and_optimizers_give_what_one_process_gives(mesh: Mesh) -> Non
     losses = []
     for model, inputs, target in ((local, x, y), (remote, rows(mesh, x), rows(mesh, y))):
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-        each = []
+        series = []
         for _ in range(3):
             loss = torch.nn.functional.cross_entropy(model(inputs), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            each.append(loss.item())
-        losses.append(each)
+            series.append(loss.item())
+        losses.append(series)
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
@@ -114,7 +114,7 @@ def test_tensors_that_nobody_refers_to_go_on_the_workers_too(mesh: Mesh) -> None
         t = t + 1
     mesh.synchronise()
     assert len(mesh.stream.table.live()) == before + 1
-    [entry] = [one for one in mesh.stream.table.live() if one.number == t.reference.number]
+    [entry] = [record for record in mesh.stream.table.live() if record.number == t.reference.number]
     assert entry.origin is not None
     assert entry.origin.source == "t = t + 1"
 
@@ -129,11 +129,11 @@ def test_each_process_reads_its_own_part_of_a_file(mesh: Mesh, tmp_path: Path) -
 
 
 def test_a_shard_that_does_not_fit_is_reported_with_its_line(mesh: Mesh) -> None:
-    made = mesh.from_parts(lambda part: torch.ones(5), size=(4,), sharding_spec=["data"])
+    tensor = mesh.from_parts(lambda part: torch.ones(5), size=(4,), sharding_spec=["data"])
     with pytest.raises(
         TensorError, match=r"a part of size \(2,\) and torch.float32 is expected here, but .* returned \(5,\)"
     ):
-        made.full_tensor()
+        tensor.full_tensor()
 
 
 def test_one_process_of_a_mesh_is_a_mesh(mesh: Mesh) -> None:
@@ -159,23 +159,23 @@ def test_views_follow_what_a_function_writes_before_it_fails(mesh: Mesh) -> None
         mesh.execute(lambda shard: fill(shard.zero_().sub_(1)), view)
     assert t.tolist() == [7.0] * 6
     with pytest.raises(RuntimeError, match=r"one of them only, or a copy of the view: view\.clone"):
-        mesh.execute(lambda one, other: one.fill_(3), t, view)
-    assert mesh.execute(lambda one, other: float(one[0] + other.sum()), t, view.clone()).values()[0] > 7
+        mesh.execute(lambda first, second: first.fill_(3), t, view)
+    assert mesh.execute(lambda first, second: float(first[0] + second.sum()), t, view.clone()).values()[0] > 7
 
 
 def test_views_follow_what_is_restored(mesh: Mesh, tmp_path: Path) -> None:
     t = rows(mesh, torch.arange(6.0))
     view = t[1:4]
     assert view.tolist() == [1.0, 2.0, 3.0]
-    whole, part = (monarch_nb.checkpoint({"t": one}, folder=str(tmp_path / str(n))) for n, one in enumerate((t, view)))
+    full, part = (monarch_nb.checkpoint({"t": x}, folder=str(tmp_path / str(n))) for n, x in enumerate((t, view)))
     t.mul_(10)
-    for saves in (whole, part):
+    for saves in (full, part):
         saves.save(1)
         saves.wait()
     t.zero_()
     assert part.restore() == 1
     assert t.tolist() == [0.0, 10.0, 20.0, 30.0, 0.0, 0.0]
-    assert whole.restore() == 1
+    assert full.restore() == 1
     assert view.tolist() == [10.0, 20.0, 30.0]
     assert t.tolist() == [10.0 * n for n in range(6)]
 
@@ -192,7 +192,7 @@ def test_a_slice_of_a_mesh_has_tensors_of_its_own(mesh: Mesh) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_at_any_moment_leaves_ranks_with_the_same_operations(mesh: Mesh) -> None:
-    total, one, issued, hits = mesh.zeros(2), mesh.ones(2), 0, 0
+    total, ones, issued, hits = mesh.zeros(2), mesh.ones(2), 0, 0
     chance, main = random.Random(0), threading.get_ident()
 
     def strike(after: float) -> None:
@@ -204,7 +204,7 @@ def test_ctrl_c_at_any_moment_leaves_ranks_with_the_same_operations(mesh: Mesh) 
         try:
             striker.start()
             while striker.is_alive():
-                total.add_(one)
+                total.add_(ones)
                 issued += 1
                 if chance.random() < 0.01:
                     total.sum().item()
@@ -244,21 +244,21 @@ def test_a_step_is_verified_against_one_process(mesh: Mesh) -> None:
         return loss
 
     before = model.weight.full_tensor()
-    found = verify(step)
-    assert found, found
-    assert found.tensors >= 5  # loss, weight, bias, x, y
+    report = verify(step)
+    assert report, report
+    assert report.tensors >= 5  # loss, weight, bias, x, y
     assert not torch.equal(model.weight.full_tensor(), before)  # the step was taken, once
 
 
 def test_differences_from_local_results_are_named_with_their_index(mesh: Mesh) -> None:
     t = rows(mesh, torch.zeros(4, 2))
 
-    def other() -> torch.Tensor:
+    def shift() -> torch.Tensor:
         return t + (1.0 if isinstance(t, MeshTensor) else 0.0)
 
-    found = verify(other)
-    assert not found
-    assert "is 1 at [0, 0], not 0" in repr(found)
+    report = verify(shift)
+    assert not report
+    assert "is 1 at [0, 0], not 0" in repr(report)
 
 
 def test_a_gradient_is_no_alias_of_what_backward_was_given(mesh: Mesh) -> None:

@@ -1,4 +1,4 @@
-"""Models as people have them, trained on four processes: what one gives; and what these need of other devices."""
+"""Usual models, trained on four processes, equal those of one; and operations of other devices that they need."""
 
 import copy
 import warnings
@@ -69,12 +69,12 @@ def test_every_pytorch_module_gives_the_same_on_a_mesh(mesh: Mesh) -> None:
     for name, kind, sample, training in modules.samples():
         for spec in (None, "data"):
             try:
-                found = modules.compared(mesh, kind, sample, training, spec)
+                difference = modules.compared(mesh, kind, sample, training, spec)
             except Exception as error:
-                found = f"{type(error).__name__}: {error}"
+                difference = f"{type(error).__name__}: {error}"
             tried.add(name)
-            if found:
-                wrong[name, sample.desc, training, spec] = found
+            if difference:
+                wrong[name, sample.desc, training, spec] = difference
     assert wrong == {}
     assert len(tried) > 100
 
@@ -94,11 +94,11 @@ def test_integer_histograms_work_though_the_cpu_kernel_takes_floats_only(mesh: M
 
 def test_wider_and_grouped_matrix_products_equal_local_ones(mesh: Mesh) -> None:
     torch.manual_seed(1)
-    one, other = torch.randn(8, 16).bfloat16(), torch.randn(16, 8).bfloat16()
+    first, second = torch.randn(8, 16).bfloat16(), torch.randn(16, 8).bfloat16()
     wide = torch.mm(
-        monarch_nb.distribute(one, mesh, ["data", None]), monarch_nb.distribute(other, mesh), out_dtype=torch.float32
+        monarch_nb.distribute(first, mesh, ["data", None]), monarch_nb.distribute(second, mesh), out_dtype=torch.float32
     )
-    torch.testing.assert_close(wide.full_tensor(), one.float() @ other.float())  # type: ignore[attr-defined]
+    torch.testing.assert_close(wide.full_tensor(), first.float() @ second.float())  # type: ignore[attr-defined]
     rows, weights = torch.randn(12, 8), torch.randn(3, 8, 16)
     ends = torch.tensor([5, 5, 12], dtype=torch.int32)
     for spec in ([None, None, None], [None, None, "model"], [None, "model", None]):
@@ -107,8 +107,8 @@ def test_wider_and_grouped_matrix_products_equal_local_ones(mesh: Mesh) -> None:
         sharded = monarch_nb.distribute(rows, mesh), monarch_nb.distribute(weights, mesh, spec)
         for tensor in sharded:
             tensor.requires_grad_()
-        made = functional.grouped_mm(*sharded, offs=monarch_nb.distribute(ends, mesh))
-        made.square().sum().backward()
+        product = functional.grouped_mm(*sharded, offs=monarch_nb.distribute(ends, mesh))
+        product.square().sum().backward()
         for leaf, tensor in zip(leaves, sharded, strict=True):
             torch.testing.assert_close(tensor.grad.full_tensor(), leaf.grad, atol=1e-4, rtol=1e-4)
 
@@ -135,16 +135,16 @@ def test_operations_of_other_devices_run_by_their_registered_decomposition(mesh:
 
 
 def test_an_empty_one_dimensional_tensor_concatenates_with_any_shape(mesh: Mesh) -> None:
-    whole = torch.randn(4, 3, 2)
+    tensor = torch.randn(4, 3, 2)
     empty = torch.tensor([], device=mesh.device)
     for spec in (None, ["data", None, None], ["data", "model", None]):
-        keys = monarch_nb.distribute(whole, mesh, spec)
+        keys = monarch_nb.distribute(tensor, mesh, spec)
         joined = torch.cat([empty, keys], dim=-2)
-        assert torch.equal(joined.full_tensor(), whole)  # type: ignore[attr-defined]
+        assert torch.equal(joined.full_tensor(), tensor)  # type: ignore[attr-defined]
         assert joined.placements == keys.placements  # type: ignore[attr-defined]
     wide = torch.cat([empty.double(), keys], dim=1)
     assert wide.dtype == torch.float64
-    assert torch.equal(wide.full_tensor(), whole.double())  # type: ignore[attr-defined]
+    assert torch.equal(wide.full_tensor(), tensor.double())  # type: ignore[attr-defined]
 
 
 def test_losses_of_sequences_take_lengths_as_lists_and_as_sharded_tensors(mesh: Mesh) -> None:
@@ -153,7 +153,7 @@ def test_losses_of_sequences_take_lengths_as_lists_and_as_sharded_tensors(mesh: 
     lengths = [10, 9, 8, 10], [6, 3, 2, 5]
     local = odds.clone().requires_grad_()
     functional.ctc_loss(local, words, *lengths).backward()
-    for own in (lengths, [monarch_nb.distribute(torch.tensor(one), mesh) for one in lengths]):
+    for own in (lengths, [monarch_nb.distribute(torch.tensor(values), mesh) for values in lengths]):
         sharded = monarch_nb.distribute(odds, mesh, [None, "data", None]).requires_grad_()
         functional.ctc_loss(sharded, monarch_nb.distribute(words, mesh, ["data", None]), *own).backward()
         torch.testing.assert_close(sharded.grad.full_tensor(), local.grad)  # type: ignore[union-attr]
@@ -167,39 +167,39 @@ def test_norms_of_groups_and_gradients_of_pools_keep_a_batch_cut(mesh: Mesh) -> 
     x = pictures.clone().requires_grad_()
     local(x).square().sum().backward()
     spread = monarch_nb.module_to_mesh(net, mesh)
-    given = monarch_nb.distribute(pictures, mesh, ["data", None, None, None]).requires_grad_()
+    inputs = monarch_nb.distribute(pictures, mesh, ["data", None, None, None]).requires_grad_()
     with warnings.catch_warnings():
         warnings.simplefilter("error", GatherWarning)
-        made = spread(given)
-        made.square().sum().backward()
-    assert made.placements == given.grad.placements == (Shard(0), R)
-    torch.testing.assert_close(given.grad.full_tensor(), x.grad)
-    for one, other in zip(spread.parameters(), local.parameters(), strict=True):
-        torch.testing.assert_close(one.grad.full_tensor(), other.grad, atol=1e-5, rtol=1e-4)  # type: ignore[union-attr]
+        outputs = spread(inputs)
+        outputs.square().sum().backward()
+    assert outputs.placements == inputs.grad.placements == (Shard(0), R)
+    torch.testing.assert_close(inputs.grad.full_tensor(), x.grad)
+    for parameter, expected in zip(spread.parameters(), local.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad, atol=1e-5, rtol=1e-4)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("placements", [(R, _StridedShard(0, split_factor=3)), (Shard(1), Partial())])
 def test_files_and_shards_describe_multi_piece_and_partial_tensors(mesh: Mesh, tmp_path: Path, placements: Any) -> None:
-    whole = torch.arange(24.0 * 4).view(24, 4)
-    saved = monarch_nb.distribute(whole, mesh, placements)
+    tensor = torch.arange(24.0 * 4).view(24, 4)
+    saved = monarch_nb.distribute(tensor, mesh, placements)
     save({"t": saved}, tmp_path / "once")
     plain = mesh.zeros(24, 4)
     load({"t": plain}, tmp_path / "once")
-    assert torch.equal(plain.full_tensor(), whole)
+    assert torch.equal(plain.full_tensor(), tensor)
     read = monarch_nb.distribute(torch.zeros(24, 4), mesh, placements)
     load({"t": read}, tmp_path / "once")
-    assert torch.equal(read.full_tensor(), whole)
+    assert torch.equal(read.full_tensor(), tensor)
     saves = monarch_nb.checkpoint({"t": saved}, every=1, folder=tmp_path / "steps")
     saves.step(1)
     saves.wait()
     saved.zero_()
     assert saves.restore() == 1
-    assert torch.equal(saved.full_tensor(), whole)
-    made = mesh.from_parts(
+    assert torch.equal(saved.full_tensor(), tensor)
+    result = mesh.from_parts(
         lambda part: torch.arange(24.0 * 4).view(24, 4)[part], size=(24, 4), sharding_spec=placements
     )
-    assert made.placements == placements
-    assert torch.equal(made.full_tensor(), whole)
+    assert result.placements == placements
+    assert torch.equal(result.full_tensor(), tensor)
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
@@ -219,26 +219,26 @@ def test_a_column_parallel_transformer_layer_cuts_heads_and_reduces_twice(mesh: 
     assert layer.linear1.weight.placements == (R, Shard(0))
     assert layer.linear2.weight.placements == (R, Shard(1))
     shards = attention.in_proj_weight.local_shards()
-    whole = local.self_attn.in_proj_weight
-    assert torch.equal(next(iter(shards.values())), whole.view(3, 2, 16, 32)[:, 0].flatten(0, 1))
+    weight = local.self_attn.in_proj_weight
+    assert torch.equal(next(iter(shards.values())), weight.view(3, 2, 16, 32)[:, 0].flatten(0, 1))
     x = torch.randn(2, 5, 32)
     mesh.stream.table.clear()
     out = layer(monarch_nb.distribute(x, mesh))
     torch.testing.assert_close(out.full_tensor(), local(x))
-    moved = [(one.collective, one.count) for one in mesh.stream.table.movements()]
+    moved = [(movement.collective, movement.count) for movement in mesh.stream.table.movements()]
     assert sum(count for kind, count in moved) == 2, moved
     assert {kind for kind, _ in moved} == {"all_reduce"}
 
     save({"layer": layer.state_dict()}, tmp_path / "saved")
-    other: Any = monarch_nb.module_to_mesh(layer_of(nn.TransformerEncoderLayer), mesh, "fully_sharded")
+    target: Any = monarch_nb.module_to_mesh(layer_of(nn.TransformerEncoderLayer), mesh, "fully_sharded")
     with torch.no_grad():
-        other.self_attn.in_proj_weight.zero_()
-    load({"layer": other.state_dict()}, tmp_path / "saved")
-    torch.testing.assert_close(other.self_attn.in_proj_weight.full_tensor(), whole.detach())
+        target.self_attn.in_proj_weight.zero_()
+    load({"layer": target.state_dict()}, tmp_path / "saved")
+    torch.testing.assert_close(target.self_attn.in_proj_weight.full_tensor(), weight.detach())
     with torch.no_grad():
         attention.in_proj_weight.zero_()
     load({"layer": layer.state_dict()}, tmp_path / "saved")
-    torch.testing.assert_close(attention.in_proj_weight.full_tensor(), whole.detach())
+    torch.testing.assert_close(attention.in_proj_weight.full_tensor(), weight.detach())
 
 
 def test_a_models_own_plan_is_used_for_named_parameters_and_modules(mesh: Mesh) -> None:
@@ -253,7 +253,7 @@ def test_a_models_own_plan_is_used_for_named_parameters_and_modules(mesh: Mesh) 
 
 
 class Planned(nn.Module):
-    """Says itself how it is cut."""
+    """Declares its own plan."""
 
     def __init__(self, plan: dict[str, str]) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class Planned(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "plan", "told"),
+    ("module", "plan", "text"),
     [
         (Planned({"layers.*": "ep_dispatch_experts"}), "auto", "'ep_dispatch_experts' for 'layers.*', which only SPMD"),
         (nn.Linear(4, 4), "auto", "Linear has no tp_plan: give {pattern: style}"),
@@ -271,10 +271,10 @@ class Planned(nn.Module):
         (nn.Linear(4, 4), Plan("own"), "styles are {pattern: style} or \"auto\", not 'own'"),
     ],
 )
-def test_a_plan_that_cannot_be_taken_says_why(mesh: Mesh, module: nn.Module, plan: Any, told: str) -> None:
+def test_a_plan_that_cannot_be_taken_says_why(mesh: Mesh, module: nn.Module, plan: Any, text: str) -> None:
     with pytest.raises(ValueError, match=r"plan|shape") as caught:
         monarch_nb.module_to_mesh(module, mesh, plan)
-    assert told in str(caught.value)
+    assert text in str(caught.value)
     assert not any(isinstance(parameter, MeshTensor) for parameter in module.parameters())
 
 

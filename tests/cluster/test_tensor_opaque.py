@@ -44,12 +44,12 @@ def rank(procs: ProcMesh) -> Any:
 
 
 def both(tensor: object) -> list[object]:
-    """What each rank has, as lists."""
-    return [monarch_nb.inspect(tensor, gpus=at).tolist() for at in range(2)]
+    """The value of each rank, as lists."""
+    return [monarch_nb.inspect(tensor, gpus=rank).tolist() for rank in range(2)]
 
 
 class Cell:
-    """Counts those that live."""
+    """Counts its live instances."""
 
     alive = 0
 
@@ -66,23 +66,23 @@ class Cell:
 
 
 class CellHandle(OpaqueObject):
-    """What a program has of it."""
+    """Its handle in a program."""
 
     @opaque_method
     def plus(self, x: torch.Tensor, times: int = 1) -> torch.Tensor:
         return x.clone()
 
 
-def _made(x: torch.Tensor) -> object:
+def _make_cell(x: torch.Tensor) -> object:
     return monarch_nb.OpaqueRef(Cell(x.clone())), [x + 1]
 
 
-def _held(reference: monarch_nb.OpaqueRef) -> object:
+def _read_cell(reference: monarch_nb.OpaqueRef) -> object:
     return reference.value.value
 
 
-made = monarch_nb.remote(_made, propagate=lambda x: (monarch_nb.OpaqueRef(None), [x.clone()]))
-held = monarch_nb.remote(_held, propagate=lambda reference: torch.empty((), dtype=torch.int64))
+make_cell = monarch_nb.remote(_make_cell, propagate=lambda x: (monarch_nb.OpaqueRef(None), [x.clone()]))
+read_cell = monarch_nb.remote(_read_cell, propagate=lambda reference: torch.empty((), dtype=torch.int64))
 
 
 def count() -> list[int]:
@@ -90,21 +90,21 @@ def count() -> list[int]:
 
 
 def test_objects_live_on_the_ranks_as_long_as_their_references(procs: ProcMesh, rank: Any) -> None:
-    reference, [more] = made(rank)
+    reference, [more] = make_cell(rank)
     assert both(more) == [1, 2]
-    assert both(held(reference)) == [0, 1]
+    assert both(read_cell(reference)) == [0, 1]
     with procs.activate():
         alive = monarch_nb.remote(count)
         assert alive.call().get(30).values() == [[1], [1]]
         again = monarch_nb.remote(lambda reference: reference)(reference)  # shapes are those of the first call
         del reference
-        assert both(held(again)) == [0, 1]
+        assert both(read_cell(again)) == [0, 1]
         del again
         until(lambda: alive.call().get(30).values() == [[0], [0]])  # freed with the next operation
     with pytest.raises(RuntimeError, match="only remote functions can"):
         monarch_nb.OpaqueRef(1)
     with pytest.raises(RuntimeError, match="attempts to access"):
-        made(rank)[0].value  # noqa: B018 - it raises
+        make_cell(rank)[0].value  # noqa: B018 - it raises
 
 
 def test_methods_of_objects_run_on_each_rank(procs: ProcMesh, rank: Any) -> None:
@@ -122,7 +122,7 @@ def test_methods_of_objects_run_on_each_rank(procs: ProcMesh, rank: Any) -> None
 
 
 class Twice(torch.nn.Module):
-    """Returns a tree, and does not use all that it gets."""
+    """Returns a tree, and does not use all its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,16 +149,16 @@ def test_modules_of_ranks_have_parameters_and_gradients(procs: ProcMesh, rank: A
     result = module(x, unused, propagator=shapes)
     loss: Any = result["y"].sum() + result["twice"].sum()
     loss.backward()
-    for at in range(2):
+    for index in range(2):
         w: Any = torch.full((2, 3), 0.5, requires_grad=True)
-        own: Any = (torch.ones(2, 3) + at).requires_grad_()
+        own: Any = (torch.ones(2, 3) + index).requires_grad_()
         local: Any = (3 * (own @ w.T)).sum()
         local.backward()
-        assert monarch_nb.inspect(result["y"], gpus=at).tolist() == (own @ w.T).tolist()
-        assert monarch_nb.inspect(x.grad, gpus=at).tolist() == own.grad.tolist()
-        assert monarch_nb.inspect(weight.grad, gpus=at).tolist() == w.grad.tolist()
-        assert monarch_nb.inspect(bias.grad, gpus=at).tolist() == [6, 6]
-        assert monarch_nb.inspect(unused.grad, gpus=at).tolist() == [0]
+        assert monarch_nb.inspect(result["y"], gpus=index).tolist() == (own @ w.T).tolist()
+        assert monarch_nb.inspect(x.grad, gpus=index).tolist() == own.grad.tolist()
+        assert monarch_nb.inspect(weight.grad, gpus=index).tolist() == w.grad.tolist()
+        assert monarch_nb.inspect(bias.grad, gpus=index).tolist() == [6, 6]
+        assert monarch_nb.inspect(unused.grad, gpus=index).tolist() == [0]
     with torch.no_grad():
         assert not module(x, unused, propagator=shapes)["y"].requires_grad
         weight.zero_()
@@ -166,7 +166,7 @@ def test_modules_of_ranks_have_parameters_and_gradients(procs: ProcMesh, rank: A
 
 
 class Scaled(torch.autograd.Function):
-    """Keeps things on the ranks between its passes."""
+    """Keeps values on the ranks between its passes."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any]) -> object:
@@ -214,11 +214,11 @@ def test_both_passes_of_an_autograd_function_run_on_the_ranks(procs: ProcMesh, r
 
 
 def test_coalesced_operations_are_sent_at_the_end(procs: ProcMesh, rank: Any) -> None:
-    sent: list[int] = []
-    rank.mesh.observe(lambda site: site, lambda stream, first, sites: sent.append(len(sites)))
+    sizes: list[int] = []
+    rank.mesh.observe(lambda site: site, lambda stream, first, sites: sizes.append(len(sites)))
     try:
         assert both(rank) == [0, 1]
-        sent.clear()
+        sizes.clear()
         t = rank
         with coalescing():
             for _ in range(600):
@@ -227,9 +227,9 @@ def test_coalesced_operations_are_sent_at_the_end(procs: ProcMesh, rank: Any) ->
                 t = t * 2
             with pytest.raises(NotImplementedError, match="sends all at its end"):
                 monarch_nb.inspect(t)
-            assert sent == []
-        assert len(sent) == 1
-        assert sent[0] >= 601
+            assert sizes == []
+        assert len(sizes) == 1
+        assert sizes[0] >= 601
     finally:
         rank.mesh.observe(None, lambda stream, first, sites: None)
     assert both(t) == [1200, 1202]
@@ -265,8 +265,8 @@ def test_generators_of_ranks_are_set_and_restored(procs: ProcMesh) -> None:
             drawn.append(both(torch.rand(2)))
         assert drawn[0] == drawn[1]
         with monarch_nb.no_mesh.activate():
-            wanted = [torch.rand(2, generator=torch.Generator().manual_seed(4 + at)).tolist() for at in range(2)]
-        assert drawn[0] == wanted
+            expected = [torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist() for seed in (4, 5)]
+        assert drawn[0] == expected
         builtins_random.set_manual_seed_remote(12345)
         equal = both(torch.randn(3))
         assert equal[0] == equal[1]
@@ -327,23 +327,23 @@ def test_programs_find_names_where_torchmonarch_has_them(path: str) -> None:
 
 
 def test_parts_of_a_program_are_timed_where_they_run(procs: ProcMesh) -> None:
-    start, stop = (monarch_nb.remote(f"monarch.timer.execution_timer_{what}", propagate="inspect") for what in WAYS)
+    start, stop = (monarch_nb.remote(f"monarch.timer.execution_timer_{way}", propagate="inspect") for way in WAYS)
     mean: Any = monarch_nb.remote("monarch.timer.get_execution_timer_average_ms")
     with procs.activate():
         for _ in range(2):
             start("part")
             monarch_nb.remote("time.sleep", propagate="inspect")(0.02)
             stop("part")
-        found_on_ranks: Any = both(mean("part"))
-    assert all(20 <= each < 60_000 for each in found_on_ranks)
+        means: Any = both(mean("part"))
+    assert all(20 <= value < 60_000 for value in means)
     timer = timing.ExecutionTimer
     timer.reset()
     with timer.time("outer"), timer.time("outer"), timer.time("inner", use_cpu=True):
         pass
-    found = timer.summary()
-    assert {name: part["count"] for name, part in found.items()} == {"outer": 2, "inner": 1}
-    assert found["outer"]["total_ms"] >= found["outer"]["max_ms"] >= found["inner"]["mean_ms"]
-    assert timing.get_latest_timer_measurement("outer").item() == found["outer"]["max_ms"]
+    summary = timer.summary()
+    assert {name: part["count"] for name, part in summary.items()} == {"outer": 2, "inner": 1}
+    assert summary["outer"]["total_ms"] >= summary["outer"]["max_ms"] >= summary["inner"]["mean_ms"]
+    assert timing.get_latest_timer_measurement("outer").item() == summary["outer"]["max_ms"]
     timer.reset()
     assert timer.get_latest_measurement() == 0.0
     with pytest.raises(ValueError, match="no part 'default' has begun"):
@@ -351,7 +351,7 @@ def test_parts_of_a_program_are_timed_where_they_run(procs: ProcMesh) -> None:
 
 
 class Power:
-    """What a resolver gives for a number."""
+    """The resolver's result for a number."""
 
     def __init__(self, exponent: int) -> None:
         self.exponent = exponent
@@ -362,7 +362,7 @@ class Power:
 
 def test_resolvers_of_a_program_say_what_runs_on_the_ranks(procs: ProcMesh, rank: Any) -> None:
     resolvers = monarch_nb.function_resolvers
-    resolvers.append(lambda given: Power(given) if isinstance(given, int) else None)
+    resolvers.append(lambda number: Power(number) if isinstance(number, int) else None)
     try:
         cubed: Any = monarch_nb.remote(3)
         assert both(cubed(rank + 1)) == [1, 8]
@@ -378,9 +378,9 @@ def test_gradients_come_in_the_order_of_the_backward_pass() -> None:
     loss = torch.std_mean(result)[0] * 2
     assert gradients.gradient_execution_order([loss], [w2, w3, w1, result]) == [3, 1, 0, 2]
     assert gradients.gradient_execution_order([loss], [t, torch.ones(1, requires_grad=True)]) == [1, 0]
-    wanted = torch.autograd.grad([loss], [w2, t], retain_graph=True)
-    for found, right in zip(gradients.GradientGenerator([loss], [w2, t]), wanted, strict=True):
-        torch.testing.assert_close(found, right)
+    expected = torch.autograd.grad([loss], [w2, t], retain_graph=True)
+    for gradient, right in zip(gradients.GradientGenerator([loss], [w2, t]), expected, strict=True):
+        torch.testing.assert_close(gradient, right)
 
 
 def test_trees_are_flattened_as_torchmonarch_does() -> None:

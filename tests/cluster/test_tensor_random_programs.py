@@ -1,4 +1,4 @@
-"""Random programs of sharded tensors come to what local torch makes of them: values, gradients, errors."""
+"""Random programs of sharded tensors give the results of local torch: values, gradients, errors."""
 
 import time
 from collections.abc import Iterator
@@ -95,7 +95,7 @@ def test_ten_thousand_random_programs_give_the_results_of_local_torch() -> None:
     assert not (text := verdict(tally)), text
 
 
-# -- what judges them -------------------------------------------------------------------------------------------------
+# -- the judge -------------------------------------------------------------------------------------------------------
 
 
 def program(*lines: tuple[str, tuple[str, ...], tuple[str, ...]], heads: tuple[Head, ...] = ()) -> Program:
@@ -115,12 +115,12 @@ def test_a_program_is_judged_equal_or_wrong_by_its_values(fleet: Fleet) -> None:
     expected = expect(right)
     assert judged(right, fleet.mesh((2,)), expected).kind == EQUAL
     for name in ("v0", "v2"):
-        one = expected.values[name]
-        moved = one.value.detach().clone()
+        target = expected.values[name]
+        moved = target.value.detach().clone()
         moved[4, 2] += 0.01 * moved.abs().max()
-        others = {**expected.values, name: Wanted(moved.requires_grad_(), one.within)}
-        found = judged(right, fleet.mesh((2,)), Expected(others, expected.gradients))
-        assert (found.kind, name in found.text) == (WRONG, True)
+        values = {**expected.values, name: Wanted(moved.requires_grad_(), target.within)}
+        report = judged(right, fleet.mesh((2,)), Expected(values, expected.gradients))
+        assert (report.kind, name in report.text) == (WRONG, True)
     grad = expected.gradients["v1"]
     assert grad is not None
     rolled = {**expected.gradients, "v1": Wanted(grad.value.roll(1), grad.within)}
@@ -130,9 +130,9 @@ def test_a_program_is_judged_equal_or_wrong_by_its_values(fleet: Fleet) -> None:
 def test_what_is_refused_is_told_from_what_is_wrong(fleet: Fleet) -> None:
     selected = program(("v2 = v0[v0 > 0]", ("v2",), ("v0",)))
     run_locally = expect(program(TWICE))
-    found = judged(selected, fleet.mesh((2,)), run_locally)
-    assert found.kind == REFUSED
-    assert "torch.where" in found.text
+    report = judged(selected, fleet.mesh((2,)), run_locally)
+    assert report.kind == REFUSED
+    assert "torch.where" in report.text
     missing = Program(1, (2,), selected.inputs, (Line("v0.sum(0)", (), ("v0",), raises=True),))
     assert "local torch raises" in judged(missing, fleet.mesh((2,)), run_locally).text
 
@@ -166,15 +166,15 @@ def test_a_program_that_nobody_can_judge_is_none() -> None:
 
 
 def test_a_gradient_of_cancelling_terms_may_differ_by_their_rounding() -> None:
-    one = Input("v0", (), torch.float32, 7, (R,), grad=True)
+    scalar = Input("v0", (), torch.float32, 7, (R,), grad=True)
     lines = (Line("v1 = F.normalize(v0 * 3, dim=0)", ("v1",), ("v0",)),)
-    found = expect(Program(1, (2,), (one,), lines, (Head("v1", (), torch.float32, 3, (R,)),))).gradients["v0"]
-    assert found is not None
-    assert found.value.abs() < 1e-6
-    assert 1e-8 < found.within < 1e-3
+    gradient = expect(Program(1, (2,), (scalar,), lines, (Head("v1", (), torch.float32, 3, (R,)),))).gradients["v0"]
+    assert gradient is not None
+    assert gradient.value.abs() < 1e-6
+    assert 1e-8 < gradient.within < 1e-3
     nothing = (Line("v1 = v0 * 0", ("v1",), ("v0",)),)  # of one term, which no order changes
-    found = expect(Program(1, (2,), (one,), nothing, (Head("v1", (), torch.float32, 3, (R,)),))).gradients["v0"]
-    assert found == Wanted(found.value, 0.0) if found is not None else False
+    gradient = expect(Program(1, (2,), (scalar,), nothing, (Head("v1", (), torch.float32, 3, (R,)),))).gradients["v0"]
+    assert gradient == Wanted(gradient.value, 0.0) if gradient is not None else False
 
 
 def test_a_failing_program_is_reduced_and_printed_for_pasting() -> None:
@@ -185,9 +185,9 @@ def test_a_failing_program_is_reduced_and_printed_for_pasting() -> None:
         ("v5 = v4.sort(0).values", ("v5",), ("v4",)),
     ]
     large = program(*lines, heads=(Head("v5", (5, 3), torch.float32, 3, (R,)),))
-    smallest = shrunk(large, lambda one, expected: any("relu" in line.text for line in one.lines))
+    smallest = shrunk(large, lambda candidate, expected: any("relu" in line.text for line in candidate.lines))
     assert [line.text for line in smallest.lines] in (["v4 = v0.relu()"], ["v4 = v1.relu()"])
-    assert [one.shape for one in smallest.inputs] in ([(1, 1)], [(1,)])
+    assert [source.shape for source in smallest.inputs] in ([(1, 1)], [(1,)])
     text = pasted(smallest)
     compile(text, "cell", "exec")
     assert "torch.tensor([" in text
@@ -200,10 +200,10 @@ def test_an_interrupted_run_continues_with_the_rest_and_the_failures(tmp_path: P
         results.add(Report(seed, (2, 2), kind, "reason", "several\nlines"))
     file.write_bytes(file.read_bytes()[:-9])  # in the middle of the last line
     again = Results(file)
-    assert [one.seed for one in again.known(range(1, 10))] == [1, 4]
+    assert [report.seed for report in again.known(range(1, 10))] == [1, 4]
     again.add(Report(3, (2, 2), "equal"))
-    assert sorted(one.seed for one in Results(file).known(range(1, 10))) == [1, 3, 4]
-    assert [one.mesh for one in again.known(range(1, 2))] == [(2, 2)]
+    assert sorted(report.seed for report in Results(file).known(range(1, 10))) == [1, 3, 4]
+    assert [report.mesh for report in again.known(range(1, 2))] == [(2, 2)]
 
 
 def test_programs_follow_from_their_seeds() -> None:

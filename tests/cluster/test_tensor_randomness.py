@@ -24,7 +24,7 @@ class Dice(Actor):
     @endpoint
     def draw(self) -> dict[str, object]:
         """The next numbers of each generator that a module of this process holds, and what training makes of them."""
-        found: dict[str, object] = {
+        draws: dict[str, object] = {
             "torch": torch.rand(2).tolist(),
             "weights": torch.nn.Linear(3, 3).weight.flatten().tolist(),
             "dropout": torch.nn.functional.dropout(torch.ones(64)).tolist(),
@@ -34,12 +34,12 @@ class Dice(Actor):
         for name, module in tuple(sys.modules.items()):
             for key, value in tuple(vars(module).items()):
                 if type(value) is random.Random:
-                    found[f"{name}.{key}"] = value.random()
+                    draws[f"{name}.{key}"] = value.random()
                 elif isinstance(value, np.random.RandomState):
-                    found[f"{name}.{key}"] = float(value.rand())
+                    draws[f"{name}.{key}"] = float(value.rand())
                 elif type(value) is torch.Generator:
-                    found[f"{name}.{key}"] = torch.rand(1, generator=value).item()
-        return found
+                    draws[f"{name}.{key}"] = torch.rand(1, generator=value).item()
+        return draws
 
     @endpoint
     def pid(self) -> int:
@@ -50,7 +50,7 @@ def spawned(name: str, count: int = 4, **options: Any) -> ProcMesh:
     return this_host().spawn_procs(per_host={"gpus": count}, name=name, **options)
 
 
-def drawn(mesh: Any) -> list[dict[str, Any]]:
+def draw(mesh: Any) -> list[dict[str, Any]]:
     return list(mesh.draw.call().get(SECONDS).values())
 
 
@@ -63,28 +63,28 @@ def assert_all_different(draws: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def procs() -> Iterator[ProcMesh]:
-    made = spawned("left")
-    yield made
-    made.stop().get(SECONDS)
+    mesh = spawned("left")
+    yield mesh
+    mesh.stop().get(SECONDS)
 
 
 def test_all_ranks_of_all_meshes_draw_different_numbers(procs: ProcMesh) -> None:
-    other = spawned("right")
-    draws = [*drawn(procs.spawn("dice", Dice)), *drawn(other.spawn("dice", Dice))]
+    second = spawned("right")
+    draws = [*draw(procs.spawn("dice", Dice)), *draw(second.spawn("dice", Dice))]
     assert len(draws) == 8
-    assert "sympy.core.random.rng" in draws[0]  # what templates import later is there
+    assert "sympy.core.random.rng" in draws[0]  # modules that templates import later are included
     assert_all_different(draws)
-    other.stop().get(SECONDS)
+    second.stop().get(SECONDS)
 
 
 def test_a_healed_rank_draws_others_too(faults: Faults) -> None:
     mesh = spawned("mended", 2)
     dice: Any = mesh.spawn("dice", Dice)
-    before = drawn(dice)
+    before = draw(dice)
     os.kill(dice.pid.call().get(SECONDS).values()[1], signal.SIGKILL)
     faults.next()
     heal_mesh(dice)
-    assert_all_different([*before, *drawn(dice)])
+    assert_all_different([*before, *draw(dice)])
     mesh.stop().get(SECONDS)
 
 
@@ -94,11 +94,11 @@ def test_a_seed_of_the_program_stays() -> None:
         random.seed(9)
 
     mesh = spawned("seeded", 2, setup="import torch; torch.manual_seed(7)", bootstrap=bootstrap)
-    one, other = drawn(mesh.spawn("dice", Dice))
-    assert one == {**other, **{name: value for name, value in one.items() if name.startswith("sympy.")}}
-    assert one["torch"] == torch.rand(2, generator=torch.Generator().manual_seed(7)).tolist()
-    assert one["numpy"] == np.random.RandomState(8).rand(2).tolist()
-    assert one["random"] == random.Random(9).random()
+    first, second = draw(mesh.spawn("dice", Dice))
+    assert first == {**second, **{name: value for name, value in first.items() if name.startswith("sympy.")}}
+    assert first["torch"] == torch.rand(2, generator=torch.Generator().manual_seed(7)).tolist()
+    assert first["numpy"] == np.random.RandomState(8).rand(2).tolist()
+    assert first["random"] == random.Random(9).random()
     mesh.stop().get(SECONDS)
 
 
@@ -118,15 +118,15 @@ def test_operations_on_a_mesh_leave_the_generators_of_its_processes_alone(procs:
 
 def test_a_mesh_follows_the_programs_seed_even_if_set_before(procs: ProcMesh) -> None:
     def numbers(mesh: Mesh) -> list[float]:
-        found: list[float] = mesh.rand(4).full_tensor().tolist()
-        return found
+        values: list[float] = mesh.rand(4).full_tensor().tolist()
+        return values
 
     torch.manual_seed(11)
     first, second = Mesh.of(procs), Mesh.of(procs)
     before, beside = numbers(first), numbers(second)
     assert before != beside  # meshes of one program draw different numbers
     torch.manual_seed(11)
-    assert numbers(first) == before == numbers(second)  # after a seed all do what follows from it
+    assert numbers(first) == before == numbers(second)  # a seed determines the numbers of all
     assert numbers(Mesh.of(procs)) == before
     torch.manual_seed(12)
     assert numbers(Mesh.of(procs)) != before

@@ -1,4 +1,4 @@
-"""Odd and wrong uses of values of ranks' own, on two real processes: they are right, or raise what says what to do."""
+"""Odd and wrong uses of values of ranks' own, on two processes: they are right, or their error names the remedy."""
 
 import asyncio
 import copy
@@ -38,8 +38,8 @@ def t(rank: Any) -> Any:
 
 
 def both(tensor: object) -> list[object]:
-    """What each rank has, as lists."""
-    return [monarch_nb.inspect(tensor, gpus=at).tolist() for at in range(2)]
+    """The value of each rank, as lists."""
+    return [monarch_nb.inspect(tensor, gpus=rank).tolist() for rank in range(2)]
 
 
 def code_of(use: Callable[[], object]) -> str:
@@ -58,12 +58,12 @@ def own(function: Callable[..., object], propagate: Any) -> Any:
 
 
 def test_memory_is_lent_until_the_last_borrow_ends_in_any_order(t: Any) -> None:
-    other, third = monarch_nb.Stream("other"), monarch_nb.Stream("third")
-    _, first = other.borrow(t)
+    side, third = monarch_nb.Stream("other"), monarch_nb.Stream("third")
+    _, first = side.borrow(t)
     lent, second = third.borrow(t)
     first.drop()
     assert code_of(lambda: t.add_(1)) == "MUTATING_BORROW"
-    assert code_of(lambda: other.borrow(t, mutable=True)) == "MUTATING_BORROW"
+    assert code_of(lambda: side.borrow(t, mutable=True)) == "MUTATING_BORROW"
     with third.activate():
         assert both(lent + 0) == [[1, 1], [2, 2]]
     second.drop()
@@ -72,9 +72,9 @@ def test_memory_is_lent_until_the_last_borrow_ends_in_any_order(t: Any) -> None:
 
 
 def test_a_borrow_of_a_borrowed_tensor_ends_with_it(t: Any) -> None:
-    other, third = monarch_nb.Stream("other"), monarch_nb.Stream("third")
-    lent, borrow = other.borrow(t, mutable=True)
-    with other.activate():
+    side, third = monarch_nb.Stream("other"), monarch_nb.Stream("third")
+    lent, borrow = side.borrow(t, mutable=True)
+    with side.activate():
         view = lent[:1]
         further, inner = third.borrow(lent)
         assert code_of(lambda: lent.add_(1)) == "MUTATING_BORROW"
@@ -85,7 +85,7 @@ def test_a_borrow_of_a_borrowed_tensor_ends_with_it(t: Any) -> None:
     with third.activate():
         assert code_of(lambda: further + 0) == "DROPPED"
     inner.drop()
-    with other.activate():
+    with side.activate():
         assert code_of(lambda: view + 0) == "DROPPED"
         assert code_of(lambda: third.borrow(lent)) == "DROPPED"
 
@@ -114,11 +114,11 @@ WRITES: list[tuple[str, Callable[[Any], object]]] = [
 @pytest.mark.parametrize("name", [name for name, _ in WRITES])
 def test_nothing_writes_to_memory_that_is_lent(t: Any, name: str) -> None:
     write = dict(WRITES)[name]
-    other = monarch_nb.Stream("other")
-    lent, borrow = other.borrow(t)
+    side = monarch_nb.Stream("other")
+    lent, borrow = side.borrow(t)
     with borrow:
         assert code_of(lambda: write(t)) == "MUTATING_BORROW"
-        with other.activate():
+        with side.activate():
             assert code_of(lambda: write(lent)) == "MUTATING_BORROW"
         assert both(t) == [[1, 1], [2, 2]]
     write(t)
@@ -143,11 +143,11 @@ READS: list[tuple[str, Callable[[Any], object]]] = [
 @pytest.mark.parametrize("name", [name for name, _ in READS])
 def test_nothing_reads_what_another_stream_may_write(t: Any, name: str) -> None:
     read = dict(READS)[name]
-    whole = t.as_sharded(["gpus"])
+    sharded = t.as_sharded(["gpus"])
     lent, borrow = monarch_nb.Stream("other").borrow(t, mutable=True)
     with borrow:
         assert code_of(lambda: read(t)) == "BORROWED"
-        assert code_of(lambda: whole + 1) == "BORROWED"
+        assert code_of(lambda: sharded + 1) == "BORROWED"
         if name != "borrow":
             assert code_of(lambda: read(lent)) == "WRONG_STREAM"
         assert str(t).endswith("# BORROWED")
@@ -161,23 +161,23 @@ def test_nothing_reads_what_another_stream_may_write(t: Any, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, _ in (*READS, *WRITES)])
 def test_each_use_of_a_dropped_tensor_says_where_it_was_dropped(t: Any, name: str) -> None:
     use = dict([*READS, *WRITES])[name]
-    kept, value = t + 1, monarch_nb.fetch_shard(t, gpus=1)
+    result, value = t + 1, monarch_nb.fetch_shard(t, gpus=1)
     t.drop()
     t.drop()
     with pytest.raises(RankTensorError, match=r"DROPPED: .*test_tensor_rank_misuse\.py:\d+"):
         use(t)
     assert value.get(60).tolist() == [2, 2]
-    assert both(kept) == [[2, 2], [3, 3]]
+    assert both(result) == [[2, 2], [3, 3]]
 
 
 def test_a_lender_that_is_dropped_leaves_the_borrower_its_memory(t: Any) -> None:
-    other = monarch_nb.Stream("other")
-    lent, borrow = other.borrow(t, mutable=True)
+    side = monarch_nb.Stream("other")
+    lent, borrow = side.borrow(t, mutable=True)
     t.drop()
-    with other.activate():
+    with side.activate():
         assert both(lent.mul_(2)) == [[2, 2], [4, 4]]
     borrow.drop()
-    with other.activate():
+    with side.activate():
         assert code_of(lambda: lent + 1) == "DROPPED"
 
 
@@ -189,10 +189,10 @@ def test_compiled_steps_obey_streams_and_borrows(t: Any) -> None:
     for _ in range(3):
         step(t)
     assert step.calls > 0
-    other = monarch_nb.Stream("other")
-    with other.activate():
+    side = monarch_nb.Stream("other")
+    with side.activate():
         assert code_of(lambda: step(t)) == "WRONG_STREAM"
-    with other.borrow(t)[1]:
+    with side.borrow(t)[1]:
         assert code_of(lambda: step(t)) == "MUTATING_BORROW"
     assert both(step(t)) == [[17, 17], [33, 33]]
 
@@ -201,10 +201,10 @@ def test_compiled_steps_obey_streams_and_borrows(t: Any) -> None:
 
 
 def test_what_is_no_value_of_the_ranks_is_refused_by_name(procs: ProcMesh, t: Any) -> None:
-    other, local = monarch_nb.Stream("other"), torch.ones(2)
+    side, local = monarch_nb.Stream("other"), torch.ones(2)
     sharded: Any = t.as_sharded(["gpus"])
     for wrong in (local, sharded, 3, None):
-        assert code_of(lambda wrong=wrong: other.borrow(wrong)) == "LOCAL_TENSOR"
+        assert code_of(lambda wrong=wrong: side.borrow(wrong)) == "LOCAL_TENSOR"
     for use in (
         lambda: t.reduce("gpus", out=local),
         lambda: monarch_nb.reduce([t, local], "gpus"),
@@ -238,9 +238,9 @@ def test_groups_of_other_meshes_are_refused(procs: ProcMesh, t: Any) -> None:
     with pytest.raises(ValueError, match="a group is along one dimension"), grid.activate() as mesh:
         mesh.process_group(("dp", "pp"))
     part = procs.slice(gpus=slice(0, 1))
-    with part.activate() as one:
-        assert code_of(lambda: remote(t, one.process_group("gpus"))) == "WRONG_MESH"
-        assert monarch_nb.inspect(remote(torch.ones(1), one.process_group("gpus"))).tolist() == [1]
+    with part.activate() as single:
+        assert code_of(lambda: remote(t, single.process_group("gpus"))) == "WRONG_MESH"
+        assert monarch_nb.inspect(remote(torch.ones(1), single.process_group("gpus"))).tolist() == [1]
     assert both(remote(t, t.mesh.process_group("gpus"))) == [[2, 2], [4, 4]]
 
 
@@ -271,18 +271,18 @@ def test_trees_of_any_kind_reach_functions_as_they_are(procs: ProcMesh, t: Any) 
 
 
 def test_what_functions_return_and_cannot_be_sent_is_their_failure_alone(t: Any) -> None:
-    rank, other = t.mesh.rank_tensor("gpus"), t * 3
+    rank, triple = t.mesh.rank_tensor("gpus"), t * 3
     locked = monarch_nb.remote(lambda x: threading.Lock())
     for use, text in (
         (lambda: locked(t), "cannot be sent: TypeError: cannot pickle"),
         (lambda: locked.call(t).get(60), "cannot be sent"),
         (lambda: t.mesh.execute(threading.Lock), "cannot be sent"),
-        (lambda: monarch_nb.remote(lambda x: (each for each in x))(t), "cannot be sent"),
+        (lambda: monarch_nb.remote(lambda x: (item for item in x))(t), "cannot be sent"),
         (lambda: monarch_nb.remote(lambda x: x.to("meta"))(t), "Cannot copy out of meta tensor"),
     ):
         with pytest.raises(TensorError, match=text):
             use()
-        assert both(other) == [[3, 3], [6, 6]]
+        assert both(triple) == [[3, 3], [6, 6]]
     counted = monarch_nb.remote(lambda rank: [torch.ones(1)] * (1 + int(rank)))(rank)
     with pytest.raises(TensorError, match="unexpected number of returns from op, expected 1, got 2"):
         monarch_nb.inspect(counted[0])
@@ -314,8 +314,8 @@ def test_copies_and_comparisons_are_as_those_of_local_tensors(t: Any) -> None:
 def test_functions_that_outlive_streams_do_not_keep_them(procs: ProcMesh) -> None:
     doubled = monarch_nb.remote(lambda x: x * 2)
     with procs.activate():
-        for at in range(140):  # more than there can be meshes and streams at once
-            with monarch_nb.Stream(f"stream {at}").activate():
+        for number in range(140):  # more than there can be meshes and streams at once
+            with monarch_nb.Stream(f"stream {number}").activate():
                 doubled(torch.ones(1))
 
 
@@ -343,25 +343,25 @@ VALUES: list[tuple[str, Callable[[], torch.Tensor]]] = [
 @pytest.mark.parametrize("name", [name for name, _ in VALUES])
 def test_values_of_each_kind_are_read_moved_and_lent(procs: ProcMesh, name: str) -> None:
     make = dict(VALUES)[name]
-    wanted = make()
+    expected = make()
     with procs.activate():
-        made: Any = make()
-    other = monarch_nb.Stream("other")
-    lent, borrow = other.borrow(made)
-    with borrow, other.activate():
+        tensor: Any = make()
+    side = monarch_nb.Stream("other")
+    lent, borrow = side.borrow(tensor)
+    with borrow, side.activate():
         borrowed = monarch_nb.inspect(lent, gpus=1)
-    moved = made.slice_mesh(gpus=1).to_mesh(procs.slice(gpus=0))
-    for found in (monarch_nb.inspect(made, gpus=1), borrowed, monarch_nb.inspect(moved), made.full_tensor()):
-        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    moved = tensor.slice_mesh(gpus=1).to_mesh(procs.slice(gpus=0))
+    for value in (monarch_nb.inspect(tensor, gpus=1), borrowed, monarch_nb.inspect(moved), tensor.full_tensor()):
+        assert (value.shape, value.dtype) == (expected.shape, expected.dtype)
         torch.testing.assert_close(
-            found.resolve_conj().resolve_neg(), wanted.resolve_conj().resolve_neg(), equal_nan=True
+            value.resolve_conj().resolve_neg(), expected.resolve_conj().resolve_neg(), equal_nan=True
         )
-    assert str(made.tolist()) == str(wanted.tolist())
+    assert str(tensor.tolist()) == str(expected.tolist())
     if name != "float8":  # which no backend reduces
         for kind in ("sum", "stack"):
-            both_wanted = torch.stack([wanted, wanted])
-            total = both_wanted if kind == "stack" else both_wanted.sum(0, dtype=wanted.dtype)
-            reduced = monarch_nb.inspect(made.reduce("gpus", kind), gpus=1)
+            pair = torch.stack([expected, expected])
+            total = pair if kind == "stack" else pair.sum(0, dtype=expected.dtype)
+            reduced = monarch_nb.inspect(tensor.reduce("gpus", kind), gpus=1)
             torch.testing.assert_close(reduced.resolve_conj(), total.resolve_conj(), equal_nan=True)
 
 
@@ -381,7 +381,7 @@ def test_a_mesh_of_one_rank_exchanges_with_itself(procs: ProcMesh) -> None:
 
 def test_handles_that_are_no_more_are_freed_on_the_ranks(procs: ProcMesh, t: Any) -> None:
     entries = t.reference.stream.held.entries
-    many: list[Any] = [[t + at for at in range(3000)]]
+    many: list[Any] = [[t + number for number in range(3000)]]
     before = len(entries)
     thread = threading.Thread(target=many.clear)
     thread.start()
@@ -389,15 +389,15 @@ def test_handles_that_are_no_more_are_freed_on_the_ranks(procs: ProcMesh, t: Any
     until(lambda: len(entries) <= before - 3000)
 
     def are_freed() -> bool:  # the batch that says so may be on its way
-        held = t.mesh.workers.held.call().get(60).values()
-        return all(len(of_rank[t.reference.stream.number][1]) < 1000 for of_rank in held)
+        tables = t.mesh.workers.held.call().get(60).values()
+        return all(len(of_rank[t.reference.stream.number][1]) < 1000 for of_rank in tables)
 
     until(are_freed)
     assert both(t) == [[1, 1], [2, 2]]
 
 
 def test_what_is_under_way_when_groups_end_is_lost(procs: ProcMesh, rank: Any) -> None:
-    first, kept = procs.slice(gpus=0), rank + 1
+    first, values = procs.slice(gpus=0), rank + 1
 
     def wrong(part: torch.Tensor) -> None:
         if torch.distributed.get_rank() == 1:
@@ -406,7 +406,7 @@ def test_what_is_under_way_when_groups_end_is_lost(procs: ProcMesh, rank: Any) -
 
     def fail() -> None:
         with pytest.raises(TensorError, match="only here"):
-            rank.mesh.execute(wrong, kept)
+            rank.mesh.execute(wrong, values)
 
     with monarch_nb.coalescing():
         moved = rank.slice_mesh(gpus=1).to_mesh(first)
@@ -427,12 +427,12 @@ def test_what_is_under_way_when_groups_end_is_lost(procs: ProcMesh, rank: Any) -
 
 
 def test_a_block_that_raises_leaves_the_mesh_and_stream_before_it(procs: ProcMesh) -> None:
-    other = monarch_nb.Stream("other")
+    side = monarch_nb.Stream("other")
     with procs.activate() as mesh:
-        with pytest.raises(ZeroDivisionError), procs.slice(gpus=0).activate(), other.activate():
+        with pytest.raises(ZeroDivisionError), procs.slice(gpus=0).activate(), side.activate():
             torch.ones(1 // 0)
         assert (monarch_nb.get_active_mesh(), monarch_nb.get_active_stream().name) == (mesh, "main")
-        with pytest.raises(RuntimeError), other.activate(), monarch_nb.no_mesh.activate():
+        with pytest.raises(RuntimeError), side.activate(), monarch_nb.no_mesh.activate():
             torch.ones(2) @ torch.ones(3)
         assert isinstance(torch.ones(1), monarch_nb.Tensor)
     assert type(torch.ones(1)) is torch.Tensor
@@ -443,19 +443,19 @@ def test_an_activation_is_entered_again_and_in_another_thread(procs: ProcMesh) -
     with activation:
         pass
     assert type(torch.ones(1)) is torch.Tensor
-    found: list[type] = []
+    types: list[type] = []
 
     def make() -> None:
         with activation:
-            found.append(type(torch.ones(1)))
-        found.append(type(torch.ones(1)))
+            types.append(type(torch.ones(1)))
+        types.append(type(torch.ones(1)))
 
     for _ in range(2):
         thread = threading.Thread(target=make)
         thread.start()
         thread.join()
     make()
-    assert found == [monarch_nb.Tensor, torch.Tensor] * 3
+    assert types == [monarch_nb.Tensor, torch.Tensor] * 3
 
 
 def test_a_mesh_is_deactivated_within_modes_that_came_later(procs: ProcMesh) -> None:
@@ -475,46 +475,46 @@ def test_a_mesh_is_deactivated_within_modes_that_came_later(procs: ProcMesh) -> 
 
 
 def test_tasks_fetch_at_the_same_time(procs: ProcMesh, t: Any) -> None:
-    async def fetched(at: int) -> list[float]:
-        found: list[float] = (await monarch_nb.fetch_shard(t * at, gpus=at % 2)).tolist()
-        return found
+    async def fetch(number: int) -> list[float]:
+        values: list[float] = (await monarch_nb.fetch_shard(t * number, gpus=number % 2)).tolist()
+        return values
 
     async def every() -> list[list[float]]:
-        return await asyncio.gather(*map(fetched, range(50)))
+        return await asyncio.gather(*map(fetch, range(50)))
 
-    assert asyncio.run(every()) == [[at * (1 + at % 2)] * 2 for at in range(50)]
+    assert asyncio.run(every()) == [[number * (1 + number % 2)] * 2 for number in range(50)]
 
 
 def test_threads_use_one_stream_at_the_same_time(procs: ProcMesh) -> None:
-    other, results = monarch_nb.Stream("shared"), dict[int, object]()
+    shared, results = monarch_nb.Stream("shared"), dict[int, object]()
 
-    def work(at: int) -> None:
-        with procs.activate(), other.activate():
-            x: Any = torch.full((2,), float(at))
+    def work(number: int) -> None:
+        with procs.activate(), shared.activate():
+            x: Any = torch.full((2,), float(number))
             for _ in range(50):
                 x = x + 1
-            results[at] = both(x.reduce("gpus"))
+            results[number] = both(x.reduce("gpus"))
 
-    threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == {at: [[2.0 * (at + 50)] * 2] * 2 for at in range(4)}
+    assert results == {number: [[2.0 * (number + 50)] * 2] * 2 for number in range(4)}
 
 
 def test_threads_that_activate_it_first_share_one_mesh(procs: ProcMesh) -> None:
-    renamed, found = procs.rename(gpus="first"), list[object]()
+    renamed, meshes = procs.rename(gpus="first"), list[object]()
     together = threading.Barrier(4)
 
     def activate() -> None:
         together.wait(60)
         with renamed.activate() as mesh:
-            found.append(mesh)
+            meshes.append(mesh)
 
     threads = [threading.Thread(target=activate) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == found[:1] * 4
+    assert meshes == meshes[:1] * 4

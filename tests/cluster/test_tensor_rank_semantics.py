@@ -1,4 +1,4 @@
-"""What programs of torchmonarch rely on: names, coordinates, fetches, shapes and gradients, on four ranks."""
+"""Behaviour on which torchmonarch programs rely: names, coordinates, fetches, shapes and gradients, on four ranks."""
 
 import asyncio
 import importlib
@@ -27,16 +27,16 @@ POINTS = [{"hosts": host, "gpus": gpu} for host in range(2) for gpu in range(2)]
 
 @pytest.fixture(scope="module")
 def procs() -> Iterator[ProcMesh]:
-    made = this_host().spawn_procs({"hosts": 2, "gpus": 2}, name="grid")
-    yield made
-    made.stop().get(30)
+    grid = this_host().spawn_procs({"hosts": 2, "gpus": 2}, name="grid")
+    yield grid
+    grid.stop().get(30)
 
 
 @pytest.fixture(scope="module")
 def mesh(procs: ProcMesh) -> Mesh:
     with procs.activate() as active:
-        found: Mesh = active
-    return found
+        mesh: Mesh = active
+    return mesh
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def ones(count: int, *, requires_grad: bool = False) -> Any:
 
 
 def every(tensor: object) -> list[object]:
-    """What each rank has, as lists."""
+    """The value of each rank, as lists."""
     return [monarch_nb.inspect(tensor, point).tolist() for point in POINTS]
 
 
@@ -70,13 +70,13 @@ RANKS: list[tuple[str, Callable[[Mesh], object], list[int]]] = [
 
 @pytest.mark.parametrize("name", [name for name, *_ in RANKS])
 def test_coordinates_of_ranks_are_tensors(mesh: Mesh, name: str) -> None:
-    [(make, wanted)] = [(make, wanted) for other, make, wanted in RANKS if other == name]
-    made: Any = make(mesh)
-    assert (made.shape, made.dtype) == ((), torch.int64)
-    names = made.mesh.names
+    [(make, expected)] = [(make, expected) for label, make, expected in RANKS if label == name]
+    tensor: Any = make(mesh)
+    assert (tensor.shape, tensor.dtype) == ((), torch.int64)
+    names = tensor.mesh.names
     assert [
-        monarch_nb.inspect(made, dict(zip(names, point.values(), strict=True))).item() for point in POINTS
-    ] == wanted
+        monarch_nb.inspect(tensor, dict(zip(names, point.values(), strict=True))).item() for point in POINTS
+    ] == expected
 
 
 MESHES: list[tuple[str, Callable[[Mesh], Mesh], dict[str, int], list[int]]] = [
@@ -90,16 +90,16 @@ MESHES: list[tuple[str, Callable[[Mesh], Mesh], dict[str, int], list[int]]] = [
 
 @pytest.mark.parametrize("name", [name for name, *_ in MESHES])
 def test_meshes_of_a_mesh_have_names_sizes_and_processes(mesh: Mesh, name: str) -> None:
-    [(make, sizes, numbers)] = [each[1:] for each in MESHES if each[0] == name]
-    made = make(mesh)
-    assert (made.sizes, made.names, list(made.processes)) == (sizes, tuple(sizes), numbers)
-    assert made.size() == len(numbers)
-    assert made.size(made.names[0]) == next(iter(sizes.values()))
-    assert made.size(made.names) == len(numbers)
-    assert all(label in made.to_table() for label in sizes)
-    with made.activate():
+    [(make, sizes, numbers)] = [case[1:] for case in MESHES if case[0] == name]
+    derived = make(mesh)
+    assert (derived.sizes, derived.names, list(derived.processes)) == (sizes, tuple(sizes), numbers)
+    assert derived.size() == len(numbers)
+    assert derived.size(derived.names[0]) == next(iter(sizes.values()))
+    assert derived.size(derived.names) == len(numbers)
+    assert all(label in derived.to_table() for label in sizes)
+    with derived.activate():
         assert monarch_nb.inspect(torch.ones(2)).tolist() == [1, 1]
-    assert make(mesh).rank_tensor(made.names[-1]).mesh is made.rank_tensor(made.names[-1]).mesh
+    assert make(mesh).rank_tensor(derived.names[-1]).mesh is derived.rank_tensor(derived.names[-1]).mesh
 
 
 def test_a_mesh_is_active_without_a_block_until_it_is_deactivated(mesh: Mesh) -> None:
@@ -109,11 +109,11 @@ def test_a_mesh_is_active_without_a_block_until_it_is_deactivated(mesh: Mesh) ->
         with mesh.slice(hosts=0).activate() as part:
             assert ones(1).mesh is part
         assert isinstance(torch.ones(1), monarch_nb.Tensor)
-        others: list[type] = []
-        thread = threading.Thread(target=lambda: others.append(type(torch.ones(1))))
+        types: list[type] = []
+        thread = threading.Thread(target=lambda: types.append(type(torch.ones(1))))
         thread.start()
         thread.join()
-        assert others == [torch.Tensor]
+        assert types == [torch.Tensor]
     finally:
         mesh.deactivate()
     mesh.deactivate()
@@ -132,7 +132,7 @@ def test_a_tensor_knows_its_number_mesh_and_stream(mesh: Mesh, t: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "text"),
+    ("coordinates", "error", "text"),
     [
         ({"hosts": 1}, ValueError, "Missing key 'gpus' in shard map"),
         ({"hosts": 1, "gpus": 1, "x": 0}, KeyError, "no dimension 'x'"),
@@ -140,13 +140,13 @@ def test_a_tensor_knows_its_number_mesh_and_stream(mesh: Mesh, t: Any) -> None:
     ],
 )
 def test_coordinates_that_name_no_rank_raise_at_once(
-    t: Any, given: dict[str, int], error: type[Exception], text: str
+    t: Any, coordinates: dict[str, int], error: type[Exception], text: str
 ) -> None:
     remote = monarch_nb.remote(lambda x: x)
     for ask in (
-        lambda: monarch_nb.inspect(t, given),
-        lambda: monarch_nb.inspect(t, None, **given),
-        lambda: monarch_nb.call_on_shard_and_fetch(remote, t, shard=given),
+        lambda: monarch_nb.inspect(t, coordinates),
+        lambda: monarch_nb.inspect(t, None, **coordinates),
+        lambda: monarch_nb.call_on_shard_and_fetch(remote, t, shard=coordinates),
     ):
         with pytest.raises(error, match=text):
             ask()
@@ -182,7 +182,7 @@ def test_ranks_may_have_other_shapes_where_they_do_not_exchange(mesh: Mesh, t: A
     rank = mesh.rank_tensor(("hosts", "gpus"))
     counted = monarch_nb.remote(lambda rank: torch.ones(int(rank) + 1))(rank)
     assert counted.shape == (1,)  # that of the first rank
-    assert every(counted * 2) == [[2.0] * (at + 1) for at in range(4)]
+    assert every(counted * 2) == [[2.0] * (number + 1) for number in range(4)]
     assert str(counted) == "tensor([1.])  # on rank 0; ranks 1, 2, 3 differ: monarch.inspect(t, …)"
     with pytest.raises(RankTensorError, match="ranks 1, 2, 3 have another value"):
         counted.tolist()
@@ -200,20 +200,20 @@ def test_arguments_of_remote_functions_are_trees_and_closures(mesh: Mesh, t: Any
         return tree["a"][0] * factor * times[0], tree["b"]
 
     remote = monarch_nb.remote(scaled)
-    made, word = remote({"a": [t], "b": "first"}, times=[2])
-    assert (every(made)[1], word) == ([60, 66], "first")
+    result, word = remote({"a": [t], "b": "first"}, times=[2])
+    assert (every(result)[1], word) == ([60, 66], "first")
     _, word = remote({"a": [t], "b": "second"}, times=[2])  # an argument decides what is cached
     assert word == "second"
 
 
 def test_a_wrong_reduction_over_dimensions_raises_at_once(t: Any) -> None:
-    for given, text in (
+    for arguments, text in (
         ({"dims": ("gpus", "gpus")}, "the same dimension twice"),
         ({"dims": ("hosts", "gpus"), "reduction": "stack"}, "not valid for several dimensions"),
         ({"dims": ("hosts", "gpus"), "scatter": True}, "not valid for several dimensions"),
     ):
         with pytest.raises(ValueError, match=text):
-            t.reduce(**given)
+            t.reduce(**arguments)
     assert every(t.reduce("hosts")) == [[20, 22], [40, 42]] * 2
     assert every(t.reduce("gpus", "stack"))[3] == [[20, 21], [30, 31]]
 
@@ -226,38 +226,38 @@ def test_along_other_dimensions_moved_tensors_are_repeated(procs: ProcMesh, t: A
 
 
 def test_gradients_are_taken_on_the_stream_of_their_tensors(mesh: Mesh) -> None:
-    other = monarch_nb.Stream("other")
-    with other.activate(), mesh.activate():
+    side = monarch_nb.Stream("other")
+    with side.activate(), mesh.activate():
         w = ones(2, requires_grad=True)
         loss = (w * w).sum()
     with pytest.raises(RankTensorError, match="WRONG_STREAM"):
         loss.backward()
-    [found] = monarch_nb.grad_generator(loss, [w])  # on the stream of each operation
-    assert isinstance(found, monarch_nb.Tensor)
-    assert found.stream is other
-    with other.activate():
-        assert every(found) == [[2, 2]] * 4
-        assert found.mesh is w.mesh
+    [gradient] = monarch_nb.grad_generator(loss, [w])  # on the stream of each operation
+    assert isinstance(gradient, monarch_nb.Tensor)
+    assert gradient.stream is side
+    with side.activate():
+        assert every(gradient) == [[2, 2]] * 4
+        assert gradient.mesh is w.mesh
 
 
 def test_gradients_are_generated_without_a_mesh(mesh: Mesh) -> None:
     with mesh.activate():
         w = torch.ones(2, requires_grad=True)
     with monarch_nb.no_mesh.activate():
-        [found] = monarch_nb.grad_generator((w * 3).sum(), [w])
+        [gradient] = monarch_nb.grad_generator((w * 3).sum(), [w])
         local = torch.ones(2, requires_grad=True)
-        [of_local] = monarch_nb.grad_generator((local * 3).sum(), [local])
-    assert every(found) == [[3, 3]] * 4
-    assert type(of_local) is torch.Tensor
+        [local_gradient] = monarch_nb.grad_generator((local * 3).sum(), [local])
+    assert every(gradient) == [[3, 3]] * 4
+    assert type(local_gradient) is torch.Tensor
 
 
-@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}, {"capturable": True}, {"amsgrad": True}])
-def test_every_kind_of_adam_steps_and_is_restored(mesh: Mesh, how: dict[str, bool]) -> None:
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}, {"capturable": True}, {"amsgrad": True}])
+def test_every_kind_of_adam_steps_and_is_restored(mesh: Mesh, options: dict[str, bool]) -> None:
     adam: Any = torch.optim.Adam
 
-    def trained() -> tuple[torch.Tensor, torch.optim.Optimizer]:
+    def train() -> tuple[torch.Tensor, torch.optim.Optimizer]:
         w: Any = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-        optimizer = adam([w], lr=0.1, **how)
+        optimizer = adam([w], lr=0.1, **options)
         for _ in range(3):
             optimizer.zero_grad()
             w.square().sum().backward()
@@ -266,16 +266,16 @@ def test_every_kind_of_adam_steps_and_is_restored(mesh: Mesh, how: dict[str, boo
         return w.detach(), optimizer
 
     with mesh.activate():
-        found, optimizer = trained()
-    if how.get("capturable"):
-        how = {}  # which PyTorch has on GPUs alone
-    wanted, _ = trained()
-    torch.testing.assert_close(torch.tensor(every(found)[3]), wanted)
+        weight, optimizer = train()
+    if options.get("capturable"):
+        options = {}  # which PyTorch has on GPUs alone
+    expected, _ = train()
+    torch.testing.assert_close(torch.tensor(every(weight)[3]), expected)
     assert isinstance(next(iter(optimizer.state.values()))["exp_avg"], monarch_nb.Tensor)
 
 
 class Policy:
-    """Learns from samples of its own: each step draws states and actions, and clips what it makes of rewards."""
+    """Learns from samples of its own: each step draws states and actions, and clips advantages."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
@@ -321,16 +321,16 @@ class Learner(Actor):
 def test_losses_of_a_policy_are_those_of_plain_torch(mesh: Mesh) -> None:
     torch.manual_seed(7)
     policy = Policy()
-    wanted = [float(policy.step()) for _ in range(5)]
+    expected = [float(policy.step()) for _ in range(5)]
     with mesh.activate():
         builtins_random.set_manual_seed_remote(7)
         policy = Policy()
         losses = [policy.step() for _ in range(5)]
     for point in (POINTS[0], POINTS[3]):
-        torch.testing.assert_close([float(each) for each in monarch_nb.inspect(losses, point)], wanted)
+        torch.testing.assert_close([float(loss) for loss in monarch_nb.inspect(losses, point)], expected)
     own = this_host().spawn_procs({"gpus": 1}, name="learner")
     learner = own.spawn("learner", Learner)
-    torch.testing.assert_close([learner.step.call_one().get(60) for _ in range(5)], wanted)
+    torch.testing.assert_close([learner.step.call_one().get(60) for _ in range(5)], expected)
     own.stop().get(30)
 
 
@@ -338,9 +338,9 @@ def test_ranks_compute_deterministically_where_they_are_told_to(mesh: Mesh) -> N
     reset = monarch_nb.remote("torch.use_deterministic_algorithms", propagate="inspect")
     with mesh.activate():
         generators.make_deterministic()
-        asked = monarch_nb.remote(torch.are_deterministic_algorithms_enabled).call()
+        reply = monarch_nb.remote(torch.are_deterministic_algorithms_enabled).call()
         reset(False)
-    assert asked.get(30).values() == [True] * 4
+    assert reply.get(30).values() == [True] * 4
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -349,8 +349,8 @@ def test_the_end_of_a_program_raises_what_nobody_fetched(mesh: Mesh, t: Any) -> 
     t.index_select(0, t.long()[:1] + 5)
     with pytest.raises(TensorError, match="index_select"):
         mesh.client.shutdown()
-    other = monarch_nb.Stream("other")
-    with other.activate(), mesh.activate():
+    side = monarch_nb.Stream("other")
+    with side.activate(), mesh.activate():
         torch.ones(1).index_select(0, torch.tensor([3]))
     with pytest.raises(TensorError, match="index_select"):
         mesh.client.shutdown()
@@ -366,7 +366,7 @@ def alone() -> Iterator[Mesh]:
 
 def test_a_batch_that_fails_whole_is_raised_at_the_next_use(alone: Mesh) -> None:
     broken: Future[Any] = pending_future()
-    resolve_later(broken, lambda: 1 / 0)  # which is known when somebody looks
+    resolve_later(broken, lambda: 1 / 0)  # resolved by its first reader
     alone.stream._batches.append(CommandBatch(-1, alone.stream._issued, [], 0, broken))
     alone.stream.tick()  # on a thread that flushes other streams, too
     with pytest.raises(ZeroDivisionError):

@@ -38,8 +38,8 @@ def rank(procs: ProcMesh) -> monarch_nb.Tensor:
 
 
 def both(tensor: object) -> list[object]:
-    """What each rank has, as lists."""
-    return [monarch_nb.inspect(tensor, gpus=at).tolist() for at in range(2)]
+    """The value of each rank, as lists."""
+    return [monarch_nb.inspect(tensor, gpus=rank).tolist() for rank in range(2)]
 
 
 MAKERS: list[tuple[str, Callable[[], torch.Tensor]]] = [
@@ -60,11 +60,11 @@ MAKERS: list[tuple[str, Callable[[], torch.Tensor]]] = [
 def test_all_that_makes_tensors_makes_them_on_each_rank(procs: ProcMesh, name: str) -> None:
     make = dict(MAKERS)[name]
     with procs.activate():
-        made = make()
-    wanted = make()
-    assert isinstance(made, monarch_nb.Tensor)
-    assert (made.shape, made.dtype) == (wanted.shape, wanted.dtype)
-    assert both(made) == [wanted.tolist()] * 2
+        tensor = make()
+    expected = make()
+    assert isinstance(tensor, monarch_nb.Tensor)
+    assert (tensor.shape, tensor.dtype) == (expected.shape, expected.dtype)
+    assert both(tensor) == [expected.tolist()] * 2
 
 
 def test_ranks_draw_different_numbers_and_the_same_after_a_seed(procs: ProcMesh) -> None:
@@ -102,10 +102,10 @@ def test_ranks_draw_numbers_of_their_own_by_every_operation(procs: ProcMesh, nam
         torch.manual_seed(5)
         assert both(draw()) == first
         torch.manual_seed(6)
-        other = both(draw())
+        third = both(draw())
     assert first[0] != first[1]
-    is_given = name in ("generator", "in_place", "bernoulli")  # a generator with a seed of its own
-    assert [following == first, other == first] == [is_given, is_given]
+    is_seeded = name in ("generator", "in_place", "bernoulli")  # a generator with a seed of its own
+    assert [following == first, third == first] == [is_seeded, is_seeded]
 
 
 def test_a_write_to_memory_that_it_reads_leaves_the_seed(procs: ProcMesh) -> None:
@@ -127,28 +127,28 @@ def test_operations_views_and_writes_are_those_of_each_rank(procs: ProcMesh, ran
     column = t[:, 1]
     column += 1
     t[1, 2] = 7.5
-    wanted = []
-    for at in range(2):
-        local = torch.arange(6.0).reshape(2, 3) + 10 * at
-        local[0] = float(at)
+    expected = []
+    for number in range(2):
+        local = torch.arange(6.0).reshape(2, 3) + 10 * number
+        local[0] = float(number)
         local[:, 1] += 1
         local[1, 2] = 7.5
-        wanted.append(local.tolist())
-    assert both(t) == wanted
+        expected.append(local.tolist())
+    assert both(t) == expected
     assert (t.device.type, len(t), t.stride()) == ("mesh", 2, (3, 1))
     assert t.cpu() is t
     assert isinstance(t.to("cpu", torch.float64), monarch_nb.Tensor)
     assert [piece.shape for piece in t] == [(3,), (3,)]
     assert both(torch.where(t > 5, t, 0.0).sum()) == [
-        float(sum(x for row in one for x in row if x > 5)) for one in wanted
+        float(sum(x for row in rows for x in row if x > 5)) for rows in expected
     ]
 
 
 def test_models_train_with_each_ranks_own_gradients(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
-    def trained(make: Callable[..., torch.optim.Optimizer], x: torch.Tensor) -> list[torch.Tensor]:
+    def train(make: Callable[..., torch.optim.Optimizer], x: torch.Tensor) -> list[torch.Tensor]:
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 1))
-        for at, parameter in enumerate(model.parameters()):
-            torch.nn.init.constant_(parameter, 0.1 * (at + 1))
+        for index, parameter in enumerate(model.parameters()):
+            torch.nn.init.constant_(parameter, 0.1 * (index + 1))
         optimizer = make(model.parameters(), lr=0.05)
         for _ in range(3):
             optimizer.zero_grad()
@@ -159,13 +159,13 @@ def test_models_train_with_each_ranks_own_gradients(procs: ProcMesh, rank: monar
         return [parameter.detach() for parameter in model.parameters()]
 
     adam = torch.optim.Adam
-    for make in (torch.optim.SGD, adam, lambda given, lr: adam(given, lr, fused=True)):
+    for make in (torch.optim.SGD, adam, lambda parameters, lr: adam(parameters, lr, fused=True)):
         with procs.activate():
-            remote = trained(make, torch.arange(6.0).reshape(2, 3) / 6 + rank)
-        for at in range(2):
-            local = trained(make, torch.arange(6.0).reshape(2, 3) / 6 + at)
-            for mine, theirs in zip(local, monarch_nb.inspect(remote, gpus=at), strict=True):
-                torch.testing.assert_close(theirs, mine)
+            remote = train(make, torch.arange(6.0).reshape(2, 3) / 6 + rank)
+        for number in range(2):
+            local = train(make, torch.arange(6.0).reshape(2, 3) / 6 + number)
+            for expected, result in zip(local, monarch_nb.inspect(remote, gpus=number), strict=True):
+                torch.testing.assert_close(result, expected)
 
 
 def test_trees_are_fetched_from_the_rank_at_coordinates(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
@@ -299,27 +299,27 @@ def test_values_are_reduced_gathered_and_scattered_by_name(procs: ProcMesh, rank
         t = torch.arange(4.0).reshape(2, 2) + 10 * rank
         ids = torch.tensor([1, 2]) + rank
         flags = torch.tensor([True, False])
-    a, b = (torch.arange(4.0).reshape(2, 2) + 10 * at for at in range(2))
-    every = {"sum": a + b, "avg": (a + b) / 2, "product": a * b, "min": a, "max": b, "stack": torch.stack([a, b])}
-    for kind, wanted in every.items():
-        assert both(t.reduce("gpus", kind)) == [wanted.tolist()] * 2
+    a, b = (torch.arange(4.0).reshape(2, 2) + 10 * number for number in range(2))
+    results = {"sum": a + b, "avg": (a + b) / 2, "product": a * b, "min": a, "max": b, "stack": torch.stack([a, b])}
+    for kind, expected in results.items():
+        assert both(t.reduce("gpus", kind)) == [expected.tolist()] * 2
     assert both(t.reduce((), "sum")) == both(t.reduce("", "sum")) == [(a + b).tolist()] * 2
     assert both(t.reduce("gpus", scatter=True)) == [(a + b)[0].tolist(), (a + b)[1].tolist()]
     moved = t.reduce("gpus", "stack", scatter=True)  # all to all
     assert both(moved) == [[a[0].tolist(), b[0].tolist()], [a[1].tolist(), b[1].tolist()]]
     bits = {"band": [0, 2], "bor": [3, 3], "bxor": [3, 1]}
-    for kind, wanted_bits in bits.items():
-        assert both(ids.reduce("gpus", kind)) == [wanted_bits] * 2
+    for kind, expected_bits in bits.items():
+        assert both(ids.reduce("gpus", kind)) == [expected_bits] * 2
     assert both((flags & (rank == 0)).reduce("gpus", "max")) == [[True, False]] * 2
     out = torch.empty_like(t)
     assert t.reduce("gpus", out=out) is out
     assert both(out) == [(a + b).tolist()] * 2
-    kept = t.clone()
-    assert kept.reduce_("gpus") is kept
+    target = t.clone()
+    assert target.reduce_("gpus") is target
     tree = monarch_nb.reduce({"a": t, "b": [rank]}, "gpus", "max")
     assert both(tree["a"]) == [b.tolist()] * 2
     assert both(tree["b"][0]) == [1, 1]
-    assert both(monarch_nb.reduce_([kept], "gpus", "min")[0]) == [(a + b).tolist()] * 2
+    assert both(monarch_nb.reduce_([target], "gpus", "min")[0]) == [(a + b).tolist()] * 2
 
 
 def test_a_wrong_reduction_raises_at_once(rank: monarch_nb.Tensor) -> None:
@@ -345,36 +345,36 @@ def test_ranks_that_cannot_exchange_say_so_and_go_on(procs: ProcMesh, rank: mona
     for result in (lost.reduce("gpus"), lost.to_mesh(procs), lost.slice_mesh(gpus=1).to_mesh(procs)):
         with pytest.raises(TensorError, match=r"select.default failed on rank 1(?s:.)*index_select"):
             monarch_nb.inspect(result, gpus=0)
-    assert both(lost.slice_mesh(gpus=0).to_mesh(procs)) == [[0], [0]]  # what rank 0 has is right
+    assert both(lost.slice_mesh(gpus=0).to_mesh(procs)) == [[0], [0]]  # the value of rank 0 is right
     assert both(rank.reduce("gpus")) == [1, 1]
 
 
 def test_tensors_move_between_meshes_of_all_processes(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
     first, second = procs.slice(gpus=0), procs.slice(gpus=1)
-    there = rank.slice_mesh(gpus=1).to_mesh(first)
-    assert monarch_nb.inspect(there) == torch.tensor(1)
-    stages = monarch_nb.to_mesh([there + 1, there], second)
-    assert [int(each) for each in monarch_nb.inspect(stages)] == [2, 1]
+    moved = rank.slice_mesh(gpus=1).to_mesh(first)
+    assert monarch_nb.inspect(moved) == torch.tensor(1)
+    stages = monarch_nb.to_mesh([moved + 1, moved], second)
+    assert [int(stage) for stage in monarch_nb.inspect(stages)] == [2, 1]
     assert both(stages[0].to_mesh(procs)) == [2, 2]
     rank += 5
-    assert monarch_nb.inspect(there) == torch.tensor(1)  # a copy
+    assert monarch_nb.inspect(moved) == torch.tensor(1)  # a copy
     with pytest.raises(ValueError, match="does not have dimensions"):
         rank.to_mesh(first)
-    for others in spawned(2, "others"):
-        away = rank.to_mesh(others)
+    for other_procs in spawned(2, "others"):
+        away = rank.to_mesh(other_procs)
         assert both(away + away.mesh.rank_tensor("gpus")) == [5, 7]
         part = monarch_nb.slice_mesh({"a": rank}, gpus=0)
-        assert both(monarch_nb.to_mesh(part, others)["a"]) == [5, 5]
+        assert both(monarch_nb.to_mesh(part, other_procs)["a"]) == [5, 5]
 
 
 def test_the_two_views_share_memory(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
     with procs.activate() as mesh:
         t = torch.ones(2, 3) * (rank + 1)
-    whole = t.as_sharded(["gpus", None])
-    assert (type(whole), tuple(whole.shape)) == (MeshTensor, (4, 3))
-    assert whole.full_tensor().tolist() == [[1] * 3] * 2 + [[2] * 3] * 2
+    sharded = t.as_sharded(["gpus", None])
+    assert (type(sharded), tuple(sharded.shape)) == (MeshTensor, (4, 3))
+    assert sharded.full_tensor().tolist() == [[1] * 3] * 2 + [[2] * 3] * 2
     assert t.as_sharded([Partial()]).full_tensor().tolist() == [[3] * 3] * 2
-    whole *= 7
+    sharded *= 7
     assert both(t)[0][0] == [7, 7, 7]
     parts = monarch_nb.distribute(torch.arange(4.0), mesh, ["gpus"]).per_rank()
     assert both(parts * 10) == [[0, 10], [20, 30]]
@@ -401,12 +401,12 @@ def test_a_remote_function_runs_once_on_each_rank(tmp_path: Path, procs: ProcMes
     for calls in range(1, 4):
         with procs.activate():
             t = torch.zeros(3) + rank
-        found = remote(tmp_path, t)
-        assert found["number"] == 7
-        assert both(found["new"]) == [[2.0] * 3, [4.0] * 3]
-        found["view"].zero_()  # shows the memory of the argument
+        result = remote(tmp_path, t)
+        assert result["number"] == 7
+        assert both(result["new"]) == [[2.0] * 3, [4.0] * 3]
+        result["view"].zero_()  # shows the memory of the argument
         assert both(t) == [[1, 0, 0], [2, 0, 0]]
-        assert [len(each.read_text()) for each in tmp_path.iterdir()] == [calls] * 2
+        assert [len(file.read_text()) for file in tmp_path.iterdir()] == [calls] * 2
     assert both(remote(tmp_path, t, times=3)["new"]) == [[6, 3, 3], [9, 3, 3]]  # another argument
 
 
@@ -433,7 +433,7 @@ def test_shapes_of_a_remote_function_are_given_by_propagate(rank: monarch_nb.Ten
 def test_what_remote_functions_return_is_fetched_by_adverbs(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
     double = monarch_nb.remote(lambda x, y=1: (x * 2 + y, "text"))
     assert double.call(rank, y=5).get(30).values() == [(torch.tensor(5), "text"), (torch.tensor(7), "text")]
-    assert [each.get(30)[0] for each in double.stream(rank)] == [1, 3]
+    assert [future.get(30)[0] for future in double.stream(rank)] == [1, 3]
     assert double.choose(rank).get(30)[0] in (1, 3)
     assert monarch_nb.call_on_shard_and_fetch(double, rank, shard={"gpus": 1}).get(30) == (torch.tensor(3), "text")
     assert double.broadcast(rank) is None
@@ -488,15 +488,15 @@ class Owner(Actor):
     async def summed(self, times: int) -> list[torch.Tensor]:
         """Makes tensors on a mesh, `times` over."""
         procs = this_host().spawn_procs({"gpus": 2})
-        found = []
+        totals = []
         for _ in range(times):
             with procs.activate():
                 logits = torch.ones(3) + procs.rank_tensor("gpus")
                 assert torch.multinomial(torch.softmax(logits, 0), 2).shape == (2,)
                 total = logits.reduce("gpus")
-            found.append(await monarch_nb.fetch_shard(total, gpus=1))
+            totals.append(await monarch_nb.fetch_shard(total, gpus=1))
         await procs.stop()
-        return found
+        return totals
 
     @endpoint
     async def plain(self) -> torch.Tensor:
@@ -505,11 +505,11 @@ class Owner(Actor):
 
 
 def test_actors_activate_meshes_and_their_answers_stay_local(procs: ProcMesh) -> None:
-    for others in spawned(1, "owners"):
-        owner = others.spawn("owner", Owner)
-        assert [each.tolist() for each in owner.summed.call_one(2).get(60)] == [[3, 3, 3]] * 2
+    for other_procs in spawned(1, "owners"):
+        owner = other_procs.spawn("owner", Owner)
+        assert [total.tolist() for total in owner.summed.call_one(2).get(60)] == [[3, 3, 3]] * 2
         with procs.activate():
-            assert [each.tolist() for each in owner.summed.call_one(1).get(60)] == [[3, 3, 3]]
+            assert [total.tolist() for total in owner.summed.call_one(1).get(60)] == [[3, 3, 3]]
             answer = owner.plain.call_one().get(60)
             assert type(answer) is torch.Tensor
             assert (answer + 1).tolist() == [1, 2, 3]
@@ -525,15 +525,15 @@ def test_streams_that_are_no_more_leave_room_for_others(procs: ProcMesh, rank: m
 def test_streams_exchange_values_by_the_same_groups(procs: ProcMesh) -> None:
     threads = monarch_nb.remote(lambda: len(os.listdir("/proc/self/task")))
     with procs.slice(gpus=slice(0, 1)).activate():
-        given: Any = torch.ones(2)
+        values: Any = torch.ones(2)
 
     def reduced(stream: monarch_nb.Stream) -> int:
-        borrowed, borrow = stream.borrow(given)
+        borrowed, borrow = stream.borrow(values)
         with borrow, borrowed.stream.activate():
             assert borrowed.reduce("gpus").tolist() == [1, 1]
         with procs.slice(gpus=slice(0, 1)).activate():
-            found: int = threads.call_one().get()
-        return found
+            count: int = threads.call_one().get()
+        return count
 
     streams = [monarch_nb.Stream("another") for _ in range(13)]  # which have eight threads
     *_, before, _, _, _, last = map(reduced, streams)
@@ -562,7 +562,7 @@ def test_gradients_pass_through_exchanges_by_functions(procs: ProcMesh, rank: mo
 
 
 def test_tensors_survive_a_failed_collective_of_another_view(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
-    kept = rank + 1
+    values = rank + 1
     mesh = rank.mesh
 
     def wrong(part: torch.Tensor) -> None:
@@ -571,9 +571,9 @@ def test_tensors_survive_a_failed_collective_of_another_view(procs: ProcMesh, ra
         torch.distributed.barrier()
 
     with pytest.raises(TensorError, match="only here"):
-        mesh.execute(wrong, kept)
-    assert both(kept * 2) == [2, 4]
-    assert both(kept.reduce("gpus")) == [3, 3]
+        mesh.execute(wrong, values)
+    assert both(values * 2) == [2, 4]
+    assert both(values.reduce("gpus")) == [3, 3]
 
 
 def code_of(use: Callable[[], object]) -> str:
@@ -584,68 +584,68 @@ def code_of(use: Callable[[], object]) -> str:
 
 
 def test_tensors_are_used_on_their_stream_alone(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
-    other = monarch_nb.Stream("other")
+    side = monarch_nb.Stream("other")
     assert monarch_nb.get_active_stream().name == "main"
-    with other.activate(), procs.activate():
-        assert monarch_nb.get_active_stream() is other
+    with side.activate(), procs.activate():
+        assert monarch_nb.get_active_stream() is side
         t = torch.ones(2) + rank.mesh.rank_tensor("gpus")
-        assert t.stream is other
+        assert t.stream is side
         assert t.mesh is rank.mesh
         assert both(t) == [[1, 1], [2, 2]]
         assert both(t.reduce("gpus")) == [[3, 3]] * 2
         assert code_of(lambda: rank + 1) == "WRONG_STREAM"
-        assert monarch_nb.remote(torch.Tensor.sum)(t).stream is other
+        assert monarch_nb.remote(torch.Tensor.sum)(t).stream is side
     for use in (lambda: t + 1, lambda: monarch_nb.inspect(t), lambda: t + rank, lambda: monarch_nb.remote(len).call(t)):
         assert code_of(use) == "WRONG_STREAM"
 
 
 def test_streams_borrow_memory_from_each_other(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
-    other = monarch_nb.Stream("other")
-    lent, borrow = other.borrow(rank)
-    again, second = other.borrow(rank)
-    with other.activate():
+    side = monarch_nb.Stream("other")
+    lent, borrow = side.borrow(rank)
+    again, second = side.borrow(rank)
+    with side.activate():
         assert both(lent + again) == [0, 2]
         assert code_of(lambda: lent.add_(1)) == "MUTATING_BORROW"
     assert both(rank + 0) == [0, 1]
     assert code_of(lambda: rank.add_(1)) == "MUTATING_BORROW"
-    assert code_of(lambda: other.borrow(rank, mutable=True)) == "MUTATING_BORROW"
+    assert code_of(lambda: side.borrow(rank, mutable=True)) == "MUTATING_BORROW"
     second.drop()
     borrow.drop()
-    with other.activate():
+    with side.activate():
         assert code_of(lambda: lent + 1) == "DROPPED"
-    written, borrow = other.borrow(rank, mutable=True)
+    written, borrow = side.borrow(rank, mutable=True)
     with borrow:
-        with other.activate():
+        with side.activate():
             part = written.view(1)
             part += 5
         for use in (lambda: rank + 1, lambda: rank.add_(1), lambda: monarch_nb.inspect(rank)):
             assert code_of(use) == "BORROWED"
     assert both(rank) == [5, 6]
-    with other.activate():
+    with side.activate():
         assert code_of(lambda: part + 1) == "DROPPED"
     with pytest.warns(UserWarning, match="a borrow was not dropped"):
-        lent = other.borrow(rank)[0]
+        lent = side.borrow(rank)[0]
     rank += 1
     assert both(rank) == [6, 7]
 
 
 def test_what_a_borrower_loses_is_lost_to_the_lender(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
-    target, other = rank.clone(), monarch_nb.Stream("losing")
-    lent, borrow = other.borrow(target, mutable=True)
-    with borrow, other.activate():
+    target, side = rank.clone(), monarch_nb.Stream("losing")
+    lent, borrow = side.borrow(target, mutable=True)
+    with borrow, side.activate():
         remote = monarch_nb.remote(failing, propagate=lambda x, target: x + target.add_(1))
         remote(rank.mesh.rank_tensor("gpus"), lent)
         lent.reduce_("gpus")  # rank 0 would have a sum of the half of it
-    for at in range(2):
+    for number in range(2):
         with pytest.raises(TensorError, match="failing failed on rank 1"):
-            monarch_nb.inspect(target.slice_mesh(gpus=at).to_mesh(procs.slice(gpus=at)))
+            monarch_nb.inspect(target.slice_mesh(gpus=number).to_mesh(procs.slice(gpus=number)))
 
 
 def test_compiled_steps_run_on_each_ranks_values(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
     @monarch_nb.compile
-    def step(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = x * 0.5 + 1
-        return x, torch.stack([x, x]).index_select(0, at)
+        return x, torch.stack([x, x]).index_select(0, index)
 
     @monarch_nb.compile
     def exchanged(x: torch.Tensor) -> torch.Tensor:
@@ -653,16 +653,16 @@ def test_compiled_steps_run_on_each_ranks_values(procs: ProcMesh, rank: monarch_
 
     with procs.activate():
         x = torch.ones(2) * rank
-    wanted = [0.0, 1.0]
+    expected = [0.0, 1.0]
     for _ in range(6):
         x, _ = step(x, rank)
-        wanted = [0.5 * each + 1 for each in wanted]
+        expected = [0.5 * value + 1 for value in expected]
     assert step.calls > 0
-    assert both(x) == [[each] * 2 for each in wanted]
+    assert both(x) == [[value] * 2 for value in expected]
     fine, lost = step(x, rank * 5)
     with pytest.raises(TensorError, match=r"select.default failed on rank 1"):
         monarch_nb.inspect(lost, gpus=0)
-    assert both(fine) == [[0.5 * each + 1] * 2 for each in wanted]
+    assert both(fine) == [[0.5 * value + 1] * 2 for value in expected]
     with pytest.warns(UserWarning, match="ranks exchange values of their own"):
         results = [exchanged(rank) for _ in range(4)]
     assert both(results[-1]) == [3, 3]

@@ -43,14 +43,14 @@ def until_broken(mesh: Mesh) -> None:
         use()
 
 
-def killed(mesh: Mesh, *ranks: int) -> None:
+def kill_and_heal(mesh: Mesh, *ranks: int) -> None:
     """Ranks are killed while all operations have run, and the mesh is healed."""
     kill(mesh, *ranks)
     until_broken(mesh)
     monarch_nb.heal_mesh(mesh)
 
 
-def trained(mesh: Mesh, steps: int, faults: dict[tuple[int, str], int]) -> dict[str, torch.Tensor]:
+def train(mesh: Mesh, steps: int, faults: dict[tuple[int, str], int]) -> dict[str, torch.Tensor]:
     """The parameters and the optimizer's state after a training in which ranks die, by step and phase."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2)).to(mesh.device)
@@ -66,8 +66,8 @@ def trained(mesh: Mesh, steps: int, faults: dict[tuple[int, str], int]) -> dict[
 
     while number < steps:
         try:
-            whole = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
-            x = monarch_nb.distribute(whole, mesh, [("replica", "shard"), None])
+            batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+            x = monarch_nb.distribute(batch, mesh, [("replica", "shard"), None])
             phase("forward")
             optimizer.zero_grad()
             loss = model(x).square().mean()
@@ -81,9 +81,9 @@ def trained(mesh: Mesh, steps: int, faults: dict[tuple[int, str], int]) -> dict[
             monarch_nb.heal_mesh(mesh)
             number, healed = saves.restore() or 0, healed + 1
     assert not faults
-    state = {name: each.full_tensor() for name, each in model.named_parameters() if isinstance(each, MeshTensor)}
+    state = {name: tensor.full_tensor() for name, tensor in model.named_parameters() if isinstance(tensor, MeshTensor)}
     for index, values in enumerate(optimizer.state.values()):
-        state |= {f"{index}.{key}": torch.as_tensor(each.cpu()) for key, each in values.items()}
+        state |= {f"{index}.{key}": torch.as_tensor(tensor.cpu()) for key, tensor in values.items()}
     assert len(state) == 4 + 3 * 4
     return state
 
@@ -92,22 +92,22 @@ def trained(mesh: Mesh, steps: int, faults: dict[tuple[int, str], int]) -> dict[
 def test_a_training_with_deaths_ends_as_one_without() -> None:
     faults = {(1, "forward"): 3, (2, "update"): 0, (4, "save"): 2}
     for mesh in meshes("trained"):
-        state = trained(mesh, 6, faults)
-        expected = trained(mesh, 6, {})
+        state = train(mesh, 6, faults)
+        expected = train(mesh, 6, {})
         assert {name for name, values in expected.items() if not torch.equal(values, state[name])} == set()
 
 
 def test_a_new_process_receives_what_other_ranks_hold() -> None:
     values = torch.randn(8, 6)
     for mesh in meshes("replicas"):
-        whole = monarch_nb.distribute(values, mesh, [None, None])
+        full = monarch_nb.distribute(values, mesh, [None, None])
         half = monarch_nb.distribute(values, mesh, ["shard", None])
         only = monarch_nb.distribute(values, mesh, ["replica", "shard"])
-        row, turned, part, cut = whole[2], whole.t(), half[1:3], only[1:3]  # the last two are copies on the processes
-        whole.add_(1)
+        row, turned, part, cut = full[2], full.t(), half[1:3], only[1:3]  # the last two are copies on the processes
+        full.add_(1)
         half.mul_(2)  # which makes it stale
-        killed(mesh, 3)
-        assert torch.equal(whole.full_tensor(), values + 1)
+        kill_and_heal(mesh, 3)
+        assert torch.equal(full.full_tensor(), values + 1)
         assert torch.equal(half.full_tensor(), values * 2)
         assert torch.equal(part.full_tensor(), 2 * values[1:3])
         row.zero_()
@@ -118,11 +118,11 @@ def test_a_new_process_receives_what_other_ranks_hold() -> None:
         with pytest.raises(ContentsLostError, match="of which it is a view is lost"):
             cut.sum()
         only.copy_(values)
-        killed(mesh, 0, 1)  # what rank 3 has received goes on to another
+        kill_and_heal(mesh, 0, 1)  # the copy that rank 3 received goes on to another
         assert torch.equal(half.full_tensor(), values * 2)
         with pytest.raises(ContentsLostError):
             only.sum()
-        killed(mesh, 1, 3)  # both that hold the same part
+        kill_and_heal(mesh, 1, 3)  # both that hold the same part
         assert torch.equal(turned.full_tensor()[:, 3], values[3] + 1)
         with pytest.raises(ContentsLostError, match=r"half = monarch"):
             half.sum()
@@ -136,7 +136,7 @@ def waits(folder: str) -> None:
 
 def test_a_tensor_with_an_unfinished_write_is_lost(tmp_path: Path) -> None:
     for mesh in meshes("unfinished"):
-        base, other = mesh.zeros(4, 4), mesh.ones(4)
+        base, ones = mesh.zeros(4, 4), mesh.ones(4)
         pids = list(mesh.execute(os.getpid).values())
 
         def wait(mesh: Mesh = mesh) -> None:
@@ -154,7 +154,7 @@ def test_a_tensor_with_an_unfinished_write_is_lost(tmp_path: Path) -> None:
         monarch_nb.heal_mesh(mesh)
         with pytest.raises(ContentsLostError, match="writes to it, has not run"):
             base.sum()
-        assert other.tolist() == [1.0] * 4
+        assert ones.tolist() == [1.0] * 4
 
 
 def dies(*_: object) -> None:
@@ -172,18 +172,18 @@ def instead_of_sending(call: Callable[..., None] | None, rank: int) -> None:
 
 def test_a_death_or_an_error_while_contents_are_restored() -> None:
     for mesh in meshes("again"):
-        whole, half = mesh.ones(4), mesh.ones(4, 2, sharding_spec=["shard", None])
+        full, half = mesh.ones(4), mesh.ones(4, 2, sharding_spec=["shard", None])
         mesh.execute(instead_of_sending, dies, 1)
-        killed(mesh, 3)
+        kill_and_heal(mesh, 3)
         with pytest.raises(DeviceMeshError):
-            whole.sum()  # rank 1 has the same part of both, and dies
+            full.sum()  # rank 1 has the same part of both, and dies
         monarch_nb.heal_mesh(mesh)
-        assert whole.tolist() == [1.0] * 4
+        assert full.tolist() == [1.0] * 4
         with pytest.raises(ContentsLostError, match="its part on rank 1 of the mesh was on no other rank"):
             half.sum()
         mesh.execute(instead_of_sending, fails, 0)
-        killed(mesh, 2)
+        kill_and_heal(mesh, 2)
         with pytest.raises(ContentsLostError, match="could not be restored from other ranks: MemoryError: no memory"):
-            whole.sum()
+            full.sum()
         mesh.execute(instead_of_sending, None, 0)
         assert mesh.arange(4, sharding_spec=["replica"]).sum().item() == 6

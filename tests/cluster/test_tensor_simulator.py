@@ -23,7 +23,7 @@ def simulator(tmp_path: Path, hosts: int = 1, gpus: int = 4, **options: Any) -> 
     return monarch_nb.Simulator(hosts, gpus, trace_path=str(tmp_path / "trace.json"), **options)
 
 
-def done(simulated: monarch_nb.Simulator, rank: int = 0, stream: object = None) -> list[tuple[str, float, float]]:
+def tasks_of(simulated: monarch_nb.Simulator, rank: int = 0, stream: object = None) -> list[tuple[str, float, float]]:
     tasks = simulated.timeline.tasks[rank][stream]
     return [(task.name, task.start, task.end) for task in tasks if task.end > task.start]
 
@@ -105,16 +105,16 @@ def test_borrows_are_waited_for_at_first_use_and_at_the_drop(tmp_path: Path) -> 
         torch.randn(100, 100)
         del new_y
         torch.randn(100, 100)
-    assert done(simulated, 1)[3:7] == [
+    assert tasks_of(simulated, 1)[3:7] == [
         ("aten.cat", 30, 40),
         ("aten.mm", 40, 50),
         ("waiting for comms", 50, 150),
         ("aten.randn", 150, 160),
     ]
-    assert done(simulated, 1, comms) == [("waiting for main", 0, 40), ("aten.clone", 40, 50), ("reduce_", 50, 150)]
-    held = [bytes_ // 1000 for _, bytes_ in simulated.timeline.memory_of(1)]
-    assert held[:4] == [40, 80, 120, 200]
-    assert held[-1] < 200  # the borrowed memory was freed after its last view
+    assert tasks_of(simulated, 1, comms) == [("waiting for main", 0, 40), ("aten.clone", 40, 50), ("reduce_", 50, 150)]
+    memory = [bytes_ // 1000 for _, bytes_ in simulated.timeline.memory_of(1)]
+    assert memory[:4] == [40, 80, 120, 200]
+    assert memory[-1] < 200  # the borrowed memory was freed after its last view
 
 
 def test_values_that_are_asked_for_are_zeros(tmp_path: Path) -> None:
@@ -141,20 +141,20 @@ def test_functions_do_not_run_but_show_what_they_return(tmp_path: Path) -> None:
         assert halved(torch.ones(6)).shape == (3,)
         assert list(monarch_nb.remote("platform.node").call().get().values()) == [None, None]
     assert ran == [True]
-    assert [name for name, _, _ in done(simulated)] == ["aten.ones", "halved", "platform.node"]
+    assert [name for name, _, _ in tasks_of(simulated)] == ["aten.ones", "halved", "platform.node"]
 
 
 def test_parts_of_a_mesh_are_simulated_on_the_same_ranks(tmp_path: Path) -> None:
     simulated = simulator(tmp_path, hosts=2, gpus=2)
-    first, second = (simulated.mesh.slice(host=at) for at in range(2))
+    first, second = (simulated.mesh.slice(host=host) for host in range(2))
     with first.activate():
         x: Any = torch.ones(4)
     moved = x.to_mesh(second)
-    assert done(simulated, 0) == [("aten.ones", 0, 10), ("send", 10, 110)]
-    assert done(simulated, 3) == [("receive", 0, 110)]
+    assert tasks_of(simulated, 0) == [("aten.ones", 0, 10), ("send", 10, 110)]
+    assert tasks_of(simulated, 3) == [("receive", 0, 110)]
     assert monarch_nb.inspect((moved + 1).reduce("gpu"), gpu=1).shape == (4,)
     moved.to_mesh(second)
-    assert done(simulated, 3)[1:] == [("aten.add.Tensor", 110, 120), ("reduce", 120, 220), ("send", 220, 221)]
+    assert tasks_of(simulated, 3)[1:] == [("aten.add.Tensor", 110, 120), ("reduce", 120, 220), ("send", 220, 221)]
     assert (x + simulated.mesh.slice(host=0).rank_tensor("gpu")).shape == (4,)  # an equal slice has the same tensors
 
 
@@ -205,9 +205,9 @@ def test_commands_are_exported_where_they_were_kept(tmp_path: Path) -> None:
         a = torch.ones(3)
         a.add_(a)
     simulated.export_ir(str(tmp_path / "ir.json"))
-    made, added = json.loads((tmp_path / "ir.json").read_text())["commands"]
-    assert (made["name"], made["stream"], made["ranks"]) == ("aten.ones", "main", [0, 1])
-    assert (added["reads"], added["writes"]) == (made["makes"] * 2, made["makes"])
+    created, added = json.loads((tmp_path / "ir.json").read_text())["commands"]
+    assert (created["name"], created["stream"], created["ranks"]) == ("aten.ones", "main", [0, 1])
+    assert (added["reads"], added["writes"]) == (created["makes"] * 2, created["makes"])
     simulated.display()
     assert not (tmp_path / "trace.json").exists()
     with pytest.raises(ValueError, match="build_ir=True"):
@@ -239,18 +239,18 @@ class Trainer(Actor):
 
 
 def test_actors_of_a_patched_class_train_on_simulated_ranks() -> None:
-    def trained() -> tuple[str, float]:
+    def train_once() -> tuple[str, float]:
         procs = this_host().spawn_procs({"gpus": 1})
         try:
-            found: tuple[str, float] = procs.spawn("trainer", Trainer).step.call_one().get(60)
-            return found
+            result: tuple[str, float] = procs.spawn("trainer", Trainer).step.call_one().get(60)
+            return result
         finally:
             procs.stop().get()
 
-    assert patch_tensor_engine(Trainer)(trained)() == ("<Mesh of simulated ranks {gpus=1}>", 0.0)
+    assert patch_tensor_engine(Trainer)(train_once)() == ("<Mesh of simulated ranks {gpus=1}>", 0.0)
     with patch_tensor_engine(Trainer) as factory:
         assert get_tensor_engine_factory(Trainer) is factory
-        with patch_tensor_engine(Trainer, lambda procs: factory(procs)) as other:
-            assert get_tensor_engine_factory(Trainer) is other
+        with patch_tensor_engine(Trainer, lambda procs: factory(procs)) as replacement:
+            assert get_tensor_engine_factory(Trainer) is replacement
     assert get_tensor_engine_factory(Trainer) is None
-    assert trained()[1] >= 1
+    assert train_once()[1] >= 1

@@ -22,29 +22,29 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(not Path("/proc").exi
 def mesh() -> Iterator[Mesh]:
     for procs in spawned(2, "spared"):
         mesh = Mesh.of(procs, spares=1)
-        ready(others=[])
+        ready(previous=[])
         yield mesh
     until(lambda: not spares(), "the spare ends with its mesh")
 
 
-def ready(others: list[int]) -> int:
+def ready(previous: list[int]) -> int:
     """Waits for a spare; its pid."""
-    until(lambda: spares() not in ([], others), "a spare is ready")
+    until(lambda: spares() not in ([], previous), "a spare is ready")
     status()  # its agent has seen it
     return spares()[0]
 
 
 def spares() -> list[int]:
     """Pids of the spares of this host, which wait for a rank."""
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text(encoding="utf-8").split()
         except OSError:  # it has ended
             continue
         if fields[1] == "(mnb-spare)" and int(fields[3]) == agent().pid and fields[2] != "Z":
-            found.append(int(folder.name))
-    return found
+            processes.append(int(folder.name))
+    return processes
 
 
 def pids(mesh: Mesh) -> list[int]:
@@ -69,17 +69,17 @@ def surroundings() -> tuple[str | None, str, str | None]:
 def test_a_spare_becomes_the_lost_rank_and_is_replaced(
     mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, [spare] = mesh.arange(4), spares()
+    values, [spare] = mesh.arange(4), spares()
     assert mesh.size() == len(pids(mesh)) == 2  # it is no rank
     devices = mesh.execute(surroundings).get(1)[2]
     monkeypatch.setenv("SET_LATER", "yes")
     monkeypatch.chdir(tmp_path)
     lose(mesh, 1)
     monarch_nb.heal_mesh(mesh)
-    assert whole.tolist() == [0, 1, 2, 3]
+    assert values.tolist() == [0, 1, 2, 3]
     assert pids(mesh)[1] == spare
     assert mesh.execute(surroundings).get(1) == ("yes", str(tmp_path), devices)
-    spare = ready(others=[spare])
+    spare = ready(previous=[spare])
     lose(mesh, 0)
     monarch_nb.heal_mesh(mesh)
     assert pids(mesh)[0] == spare
@@ -91,7 +91,7 @@ def test_a_spare_that_dies_fails_nothing(mesh: Mesh) -> None:
     lose(mesh, 0)
     monarch_nb.heal_mesh(mesh)
     assert mesh.ones(4).tolist() == [1.0] * 4
-    ready(others=[spare])
+    ready(previous=[spare])
 
 
 def test_a_spare_killed_while_it_takes_over_is_replaced(mesh: Mesh) -> None:

@@ -56,7 +56,7 @@ class Trainer(Actor):
         return share(self.state)
 
     @endpoint
-    def wholes(self) -> dict[str, torch.Tensor]:
+    def full_states(self) -> dict[str, torch.Tensor]:
         return {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in self.state.items()}
 
     @endpoint
@@ -106,8 +106,8 @@ def test_a_state_goes_to_other_ranks_and_placements_and_back(mesh: Mesh, three: 
     trainers.begin.call(dim).get(60)
     with share(state) as shared:
         trainers.load.call(shared).get(60)
-    for whole in trainers.wholes.call().get(60).values():
-        assert_equal(whole)
+    for full_state in trainers.full_states.call().get(60).values():
+        assert_equal(full_state)
     with SharedStateDict.join(trainers.share.call(1.0).get(60)) as back:
         back.load(state)
     assert_equal({name: tensor.full_tensor() for name, tensor in state.items()}, 1.0)
@@ -158,7 +158,7 @@ class Large(Actor):
 
 
 def test_modules_and_their_optimizers_have_names_with_dots(mesh: Mesh) -> None:
-    def trained(device: Any) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+    def train(device: Any) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
         torch.manual_seed(1)
         model = torch.nn.Linear(4, 2).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -166,8 +166,8 @@ def test_modules_and_their_optimizers_have_names_with_dots(mesh: Mesh) -> None:
         optimizer.step()
         return model, optimizer
 
-    model, optimizer = trained(mesh.device)
-    local, own = trained("cpu")
+    model, optimizer = train(mesh.device)
+    local, own = train("cpu")
     with torch.no_grad():
         local.weight.zero_()
     shared = share({"model": local.state_dict(), "optimizer": own.state_dict()})
@@ -200,7 +200,7 @@ def test_a_program_as_under_torchrun_shares_and_loads(mesh: Mesh, tmp_path: Any)
         doubled = mesh.distribute(weight.full_tensor() * 2, ["data", None])
         with share({"weight": doubled}) as shared:
             got = holders.load.call(shared).get(60)
-        assert all(torch.equal(each, doubled.full_tensor()) for each in got.values())
+        assert all(torch.equal(tensor, doubled.full_tensor()) for tensor in got.values())
 
 
 class Holder(Actor):
@@ -212,8 +212,8 @@ class Holder(Actor):
     def load(self, shared: SharedStateDict) -> torch.Tensor:
         weight: DTensor = sys.modules["__main__"].model.weight
         shared.load({"weight": weight})
-        whole: torch.Tensor = weight.full_tensor()
-        return whole
+        full: torch.Tensor = weight.full_tensor()
+        return full
 
 
 def test_errors_name_the_tensor_and_the_rank(mesh: Mesh, three: ProcMesh) -> None:
@@ -255,8 +255,8 @@ def test_of_a_killed_rank_what_others_have_is_loaded(mesh: Mesh, three: ProcMesh
     shared = share(state)
     os.kill(dying.execute(os.getpid).get(3), signal.SIGKILL)
     trainers.load.call(shared, "columns").get(60)
-    for whole in trainers.wholes.call().get(60).values():
-        assert torch.equal(whole["columns"], values("columns"))
+    for full_state in trainers.full_states.call().get(60).values():
+        assert torch.equal(full_state["columns"], values("columns"))
     with pytest.raises(monarch_nb.exceptions.ActorError, match=r"rows cannot be loaded: its part on rank 3 on .*dying"):
         trainers.load.call(shared, "rows").get(60)
     target = {name: mesh_tensor for name, mesh_tensor in sharded(mesh).items() if name in state}

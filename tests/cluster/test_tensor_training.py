@@ -1,4 +1,4 @@
-"""Training on four real processes is what it is in one: layouts of a small transformer against the same one here."""
+"""Training on four real processes equals that in one: layouts of a small transformer, and the same one here."""
 
 import copy
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ WORDS, WIDTH, HEADS, LENGTH, BATCH = 48, 32, 4, 12, 8
 
 
 class Block(nn.Module):
-    """Attention and two layers, each on what a norm gives."""
+    """Attention and two layers, each after a norm."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n = self.before(x)
         batch, length, _ = x.shape
-        q, k, v = (each(n).view(batch, length, HEADS, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k, v = (layer(n).view(batch, length, HEADS, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.out(attended.transpose(1, 2).reshape(batch, length, WIDTH)))
         return x + self.dropout(self.down(functional.gelu(self.up(self.between(x)))))
@@ -47,14 +47,14 @@ class SimpleTransformer(nn.Module):
 
     def __init__(self, dropout: float = 0.0, *, blocks: int = 2, checkpointed: bool = False) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.words, self.positions = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.ModuleList(Block(dropout) for _ in range(blocks))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.words.weight
         self.checkpointed = checkpointed
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        x = self.words(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        x = self.words(words) + self.positions(torch.arange(words.shape[1], device=words.device))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
         return self.head(self.norm(x))
@@ -107,10 +107,10 @@ def loss_of(model: nn.Module, words: torch.Tensor) -> torch.Tensor:
 
 
 def losses(model: nn.Module, words: torch.Tensor, optimizer: str, steps: int) -> list[float]:
-    """Those of a training with all that belongs to one."""
+    """Losses of a training with schedule and clipping."""
     chosen = OPTIMIZERS[optimizer](model.parameters())
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(chosen, steps)
-    each = []
+    values = []
     for _ in range(steps):
         chosen.zero_grad()
         loss = loss_of(model, words)
@@ -118,17 +118,17 @@ def losses(model: nn.Module, words: torch.Tensor, optimizer: str, steps: int) ->
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         chosen.step()
         rates.step()
-        each.append(loss.detach())
-    return [float(one) for one in each]
+        values.append(loss.detach())
+    return [float(value) for value in values]
 
 
-def compared(mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str, steps: int) -> None:
+def check(mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str, steps: int) -> None:
     local = model_of()
     spread = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh, LAYOUTS[layout])
     words = monarch_nb.distribute(text, mesh, [Replicate() if layout == "tensor" else Shard(0), Replicate()])
-    wanted = losses(local, text, optimizer, steps)
-    assert losses(spread, words, optimizer, steps) == pytest.approx(wanted, abs=5e-5)
-    assert wanted[-1] < wanted[0] - 0.1
+    expected = losses(local, text, optimizer, steps)
+    assert losses(spread, words, optimizer, steps) == pytest.approx(expected, abs=5e-5)
+    assert expected[-1] < expected[0] - 0.1
     assert all(p.grad is not None and p.grad.placements == p.placements for p in spread.parameters())  # type: ignore[attr-defined]
 
 
@@ -142,7 +142,7 @@ def compared(mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str, steps:
     ],
 )
 def test_losses_are_those_of_one_process(mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str) -> None:
-    compared(mesh, text, layout, optimizer, 4)
+    check(mesh, text, layout, optimizer, 4)
 
 
 @pytest.mark.slow
@@ -151,24 +151,24 @@ def test_losses_are_those_of_one_process(mesh: Mesh, text: torch.Tensor, layout:
 def test_losses_of_twenty_steps_are_those_of_one_process(
     mesh: Mesh, text: torch.Tensor, layout: str, optimizer: str
 ) -> None:
-    compared(mesh, text, layout, optimizer, 20)
+    check(mesh, text, layout, optimizer, 20)
 
 
 def test_parameters_lie_as_the_plan_says_and_shared_ones_stay_shared(mesh: Mesh) -> None:
     plan = Plan({**COLUMNS_AND_ROWS, "blocks.0.up.bias": [None]}, fully_sharded=True)
     model = monarch_nb.module_to_mesh(model_of(), mesh, plan)
-    placed = {name: parameter.placements for name, parameter in model.named_parameters()}  # type: ignore[attr-defined]
+    placements = {name: parameter.placements for name, parameter in model.named_parameters()}  # type: ignore[attr-defined]
     assert model.head.weight is model.words.weight
-    assert placed["words.weight"] == (Shard(1), Shard(0))
-    assert placed["blocks.0.q.weight"] == (Shard(1), Shard(0))
-    assert placed["blocks.0.q.bias"] == (Replicate(), Shard(0))
-    assert placed["blocks.0.up.bias"] == (Replicate(), Replicate())
-    assert placed["blocks.1.down.weight"] == (Shard(0), Shard(1))
-    assert placed["norm.weight"] == (Shard(0), Replicate())
+    assert placements["words.weight"] == (Shard(1), Shard(0))
+    assert placements["blocks.0.q.weight"] == (Shard(1), Shard(0))
+    assert placements["blocks.0.q.bias"] == (Replicate(), Shard(0))
+    assert placements["blocks.0.up.bias"] == (Replicate(), Replicate())
+    assert placements["blocks.1.down.weight"] == (Shard(0), Shard(1))
+    assert placements["norm.weight"] == (Shard(0), Replicate())
 
 
 @pytest.mark.parametrize(
-    ("plan", "told"),
+    ("plan", "message"),
     [
         ({"bocks.*": "column"}, "'bocks.*' is the name of no module and no parameter"),
         ({"norm": "column"}, "'norm' is a LayerNorm"),
@@ -178,11 +178,11 @@ def test_parameters_lie_as_the_plan_says_and_shared_ones_stay_shared(mesh: Mesh)
         ("sharded", 'plan \'sharded\' is not known: "data_parallel", "fully_sharded"'),
     ],
 )
-def test_a_plan_that_does_not_fit_changes_nothing(mesh: Mesh, plan: Any, told: str) -> None:
+def test_a_plan_that_does_not_fit_changes_nothing(mesh: Mesh, plan: Any, message: str) -> None:
     model = model_of()
     with pytest.raises(ValueError, match="plan") as caught:
         monarch_nb.module_to_mesh(model, mesh, plan)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert not any(isinstance(parameter, MeshTensor) for parameter in model.parameters())
 
 
@@ -196,7 +196,7 @@ def test_gradients_are_summed_once_or_at_the_end_of_no_sync(mesh: Mesh, text: to
     def reductions(call: Any) -> int:
         table.clear()
         call()
-        return sum(one.count for one in table.movements() if one.collective.startswith("all_reduce"))
+        return sum(movement.count for movement in table.movements() if movement.collective.startswith("all_reduce"))
 
     with no_sync(model):
         assert reductions(lambda: loss_of(model, monarch_nb.distribute(halves[0], mesh, ["data", None])).backward()) < 4
@@ -204,13 +204,13 @@ def test_gradients_are_summed_once_or_at_the_end_of_no_sync(mesh: Mesh, text: to
     once = reductions(lambda: loss_of(model, monarch_nb.distribute(halves[1], mesh, ["data", None])).backward())
     assert once <= 4, "the gradients together, and the loss"
     (loss_of(local, halves[0]) + loss_of(local, halves[1])).backward()
-    for (name, one), other in zip(model.named_parameters(), local.parameters(), strict=True):
-        assert one.grad is not None
-        torch.testing.assert_close(one.grad.full_tensor(), other.grad, atol=1e-5, rtol=1e-4, msg=name)  # type: ignore[attr-defined]
+    for (name, param), plain in zip(model.named_parameters(), local.parameters(), strict=True):
+        assert param.grad is not None
+        torch.testing.assert_close(param.grad.full_tensor(), plain.grad, atol=1e-5, rtol=1e-4, msg=name)  # type: ignore[attr-defined]
 
 
 def layers(mesh: Mesh, dropout: float) -> tuple[nn.Module, torch.Tensor]:
-    """Two of them, the first cut by columns and the second by rows, and what to give them."""
+    """Two of them, the first cut by columns and the second by rows, and their input."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(16, 8), nn.Dropout(dropout), nn.Linear(8, 4))
     x = monarch_nb.distribute(torch.randn(8, 16), mesh, ["data", None])
@@ -232,11 +232,11 @@ def test_activation_checkpoints_draw_the_same_dropout_again(mesh: Mesh) -> None:
 @pytest.mark.slow
 def test_autocast_computes_products_in_lower_precision(mesh: Mesh) -> None:
     model, x = layers(mesh, 0.0)
-    whole = model(x).full_tensor()
+    full = model(x).full_tensor()
     with torch.autocast("mesh", torch.bfloat16):
         out = model(x)
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.full_tensor().float(), whole, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(out.full_tensor().float(), full, atol=0.02, rtol=0.02)
     out.float().square().sum().backward()
     assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}  # type: ignore[union-attr]
 
@@ -269,10 +269,10 @@ def test_a_module_on_the_meta_device_is_made_on_the_mesh(mesh: Mesh) -> None:
     monarch_nb.module_to_mesh(model, mesh, {"0": "column"})
     weight = model[0].weight
     assert [tuple(shard.shape) for shard in weight.local_shards().values()] == [(128, 64)] * 4
-    whole = weight.full_tensor()
-    assert float(whole.abs().max()) <= 1 / 8 + 1e-6
-    assert float(whole.std()) == pytest.approx(1 / 8 / 3**0.5, rel=0.05)
-    assert not torch.equal(whole[:128], whole[128:])
+    full = weight.full_tensor()
+    assert float(full.abs().max()) <= 1 / 8 + 1e-6
+    assert float(full.std()) == pytest.approx(1 / 8 / 3**0.5, rel=0.05)
+    assert not torch.equal(full[:128], full[128:])
     assert model[1].running_var.tolist() == [1.0] * 256
     with torch.device("meta"):
         bare = nn.ParameterDict({"scale": nn.Parameter(torch.ones(2))})
@@ -290,15 +290,15 @@ def test_a_module_takes_local_inputs_and_losses_do_not(mesh: Mesh, text: torch.T
 
 @pytest.mark.slow
 def test_state_saved_by_ranks_loads_on_a_mesh_of_another_shape(mesh: Mesh, text: torch.Tensor, tmp_path: Path) -> None:
-    def trained(where: Mesh, plan: Any) -> tuple[nn.Module, torch.optim.Optimizer, MeshTensor]:
-        model = monarch_nb.module_to_mesh(model_of(blocks=1), where, plan)
-        words = monarch_nb.distribute(text, where)
+    def train(target: Mesh, plan: Any) -> tuple[nn.Module, torch.optim.Optimizer, MeshTensor]:
+        model = monarch_nb.module_to_mesh(model_of(blocks=1), target, plan)
+        words = monarch_nb.distribute(text, target)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         loss_of(model, words).backward()
         optimizer.step()
         return model, optimizer, words
 
-    model, optimizer, words = trained(mesh, Plan(COLUMNS_AND_ROWS, fully_sharded=True))
+    model, optimizer, words = train(mesh, Plan(COLUMNS_AND_ROWS, fully_sharded=True))
     for _ in range(2):  # the second replaces the first
         loss_of(model, words).backward()
         optimizer.step()
@@ -307,16 +307,16 @@ def test_state_saved_by_ranks_loads_on_a_mesh_of_another_shape(mesh: Mesh, text:
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
     pair = mesh.slice(data=0)
-    other, other_optimizer, other_words = trained(pair, {"head": "column", "words": "row"})
-    state: dict[str, Any] = {"model": other.state_dict(), "optimizer": other_optimizer.state_dict(), "step": 0}
+    second, second_optimizer, second_words = train(pair, {"head": "column", "words": "row"})
+    state: dict[str, Any] = {"model": second.state_dict(), "optimizer": second_optimizer.state_dict(), "step": 0}
     load(state, tmp_path / "saved")
-    other_optimizer.load_state_dict(state["optimizer"])
+    second_optimizer.load_state_dict(state["optimizer"])
     assert state["step"] == 3
-    for one, its, on in ((model, optimizer, words), (other, other_optimizer, other_words)):
-        its.zero_grad()
-        loss_of(one, on).backward()
-        its.step()
-    assert loss_of(other, other_words).item() == pytest.approx(loss_of(model, words).item(), abs=1e-5)
+    for network, adam, inputs in ((model, optimizer, words), (second, second_optimizer, second_words)):
+        adam.zero_grad()
+        loss_of(network, inputs).backward()
+        adam.step()
+    assert loss_of(second, second_words).item() == pytest.approx(loss_of(model, words).item(), abs=1e-5)
 
     plain = {"model": model_of(blocks=1).state_dict()}  # in one process, by PyTorch alone
     with pytest.warns(UserWarning, match="single process"):

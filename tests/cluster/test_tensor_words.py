@@ -1,4 +1,4 @@
-"""DTensor's own words on handles of tensors: redistribute, device_mesh, to_local, from_local."""
+"""DTensor's own methods on handles of tensors: redistribute, device_mesh, to_local, from_local."""
 
 import gc
 from collections.abc import Iterator
@@ -23,29 +23,29 @@ def mesh() -> Iterator[Mesh]:
         yield Mesh.of(procs.split(gpus=("dp", "tp"), dp=2), ("dp", "tp"))
 
 
-def whole_of(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def matrix(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor([[3, -1, 7], [2, 5, -4], [0, 6, 1]]).to(dtype)
 
 
 def test_redistribute_takes_placements_by_name_and_after_the_mesh(mesh: Mesh) -> None:
-    t = monarch.distribute(whole_of(), mesh, ["dp", None])
-    wanted = (Replicate(), Shard(1))
-    for placed in (
+    t = monarch.distribute(matrix(), mesh, ["dp", None])
+    expected = (Replicate(), Shard(1))
+    for result in (
         t.redistribute(placements=[Replicate(), Shard(-1)]),
         t.redistribute(t.device_mesh, [Replicate(), Shard(1)]),
-        t.redistribute(mesh, placements=wanted, async_op=True),
+        t.redistribute(mesh, placements=expected, async_op=True),
         t.redistribute([None, "tp"]),
     ):
-        assert placed.placements == wanted
-        assert torch.equal(placed.full_tensor(), whole_of())
+        assert result.placements == expected
+        assert torch.equal(result.full_tensor(), matrix())
     assert t.redistribute(placements=t.placements) is t
-    with pytest.raises(TypeError, match=r"say how it is to be placed, once: redistribute\(placements="):
+    with pytest.raises(TypeError, match=r"say how it is to be result, once: redistribute\(placements="):
         t.redistribute()
     with pytest.raises(TypeError, match="once"):
-        t.redistribute([None, "tp"], wanted)
-    other = mesh.slice(dp=0)
+        t.redistribute([None, "tp"], expected)
+    part = mesh.slice(dp=0)
     with pytest.raises(ValueError, match=r"the tensor is on .*'words'.*t\.to\(mesh\)"):
-        t.redistribute(other, [Shard(0)])
+        t.redistribute(part, [Shard(0)])
 
 
 def test_a_tensor_knows_its_mesh_also_when_nothing_else_does(mesh: Mesh) -> None:
@@ -60,43 +60,45 @@ def test_a_tensor_knows_its_mesh_also_when_nothing_else_does(mesh: Mesh) -> None
 
 
 KINDS = [Replicate(), Shard(0), *map(Partial, ("sum", "avg", "product", "max", "min"))]
-PAIRS = [pair for pair in product(KINDS, repeat=2) if len({str(one) for one in pair if one.is_partial()}) < 2]
+PAIRS = [pair for pair in product(KINDS, repeat=2) if len({str(kind) for kind in pair if kind.is_partial()}) < 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
 def test_a_tensor_is_exactly_the_same_however_it_is_placed(mesh: Mesh, dtype: torch.dtype) -> None:
-    whole = whole_of(dtype)
-    pairs = [pair for pair in PAIRS if dtype.is_floating_point or not any(one.is_partial("avg") for one in pair)]
-    t = monarch.distribute(whole, mesh)
-    tried = [(a, b, t.redistribute(a).redistribute(b)) for at, a in enumerate(pairs) for b in pairs[at % 3 :: 3]]
-    for before, after, placed in tried:
-        assert placed.placements == after
-        assert torch.equal(placed.full_tensor(), whole), (before, after)
+    tensor = matrix(dtype)
+    pairs = [pair for pair in PAIRS if dtype.is_floating_point or not any(kind.is_partial("avg") for kind in pair)]
+    t = monarch.distribute(tensor, mesh)
+    tried = [(a, b, t.redistribute(a).redistribute(b)) for i, a in enumerate(pairs) for b in pairs[i % 3 :: 3]]
+    for before, after, result in tried:
+        assert result.placements == after
+        assert torch.equal(result.full_tensor(), tensor), (before, after)
 
 
 def test_nan_and_infinities_are_kept_by_parts(mesh: Mesh) -> None:
-    whole = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf])
+    tensor = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf])
     for kind in ("sum", "product", "max", "min"):
-        placed = monarch.distribute(whole, mesh).redistribute([Partial(kind), Replicate()]).redistribute([Shard(0)] * 2)
-        assert torch.equal(placed.full_tensor().nan_to_num(7), whole.nan_to_num(7)), kind
+        result = (
+            monarch.distribute(tensor, mesh).redistribute([Partial(kind), Replicate()]).redistribute([Shard(0)] * 2)
+        )
+        assert torch.equal(result.full_tensor().nan_to_num(7), tensor.nan_to_num(7)), kind
 
 
 def test_parts_that_do_not_fit_are_refused_with_line_and_remedy(mesh: Mesh) -> None:
     t = mesh.ones(4)
-    for placements, dtype, told in (
+    for placements, dtype, text in (
         ([Partial("sum"), Partial("max")], torch.float32, r"several kinds, P.*sum.*, P.*max.*Take one kind"),
         ([Partial("avg"), Replicate()], torch.int32, r"its dtype is torch.int32.*t\.float\(\)"),
     ):
-        with pytest.raises(PropagationError, match=rf"redistribute \(at .*test_tensor_words.py:\d+\): .*{told}"):
+        with pytest.raises(PropagationError, match=rf"redistribute \(at .*test_tensor_words.py:\d+\): .*{text}"):
             t.to(dtype).redistribute(placements=placements)
 
 
 def test_writing_to_a_product_in_parts_gives_what_it_gives_locally(mesh: Mesh) -> None:
-    whole = whole_of()
-    t = monarch.distribute(whole, mesh, ["dp", None]).prod(0)
-    assert any(one.is_partial("product") for one in t.placements)
+    tensor = matrix()
+    t = monarch.distribute(tensor, mesh, ["dp", None]).prod(0)
+    assert any(kind.is_partial("product") for kind in t.placements)
     t.add_(mesh.ones(3))
-    assert torch.equal(t.full_tensor(), whole.prod(0) + 1)
+    assert torch.equal(t.full_tensor(), tensor.prod(0) + 1)
 
 
 def test_to_local_says_what_to_use(mesh: Mesh) -> None:
@@ -106,12 +108,12 @@ def test_to_local_says_what_to_use(mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("spec", [["dp", None], [("dp", "tp"), None], ["tp", "dp"], None])
 def test_from_local_puts_together_what_local_shards_takes_apart(mesh: Mesh, spec: Any) -> None:
-    t = monarch.distribute(whole_of(), mesh, spec)
+    t = monarch.distribute(matrix(), mesh, spec)
     again = monarch.from_local(t.local_shards(), mesh, spec)
     assert isinstance(again, MeshTensor)
     assert (again.shape, again.placements) == (t.shape, t.placements)
-    assert torch.equal(again.full_tensor(), whole_of())
-    assert torch.equal((again * 2).full_tensor(), whole_of() * 2)
+    assert torch.equal(again.full_tensor(), matrix())
+    assert torch.equal((again * 2).full_tensor(), matrix() * 2)
 
 
 def test_from_local_takes_partial_sums_and_one_tensor_for_all(mesh: Mesh) -> None:
@@ -126,7 +128,7 @@ def test_from_local_takes_partial_sums_and_one_tensor_for_all(mesh: Mesh) -> Non
 
 def test_from_local_refuses_what_is_no_tensor_of_that_placement(mesh: Mesh) -> None:
     ones = [torch.ones(2)] * 4
-    for given, placements, kind, told in (
+    for tensors, placements, kind, text in (
         (ones[:3], [Shard(0)] * 2, ValueError, "3 local tensors for a mesh of 4 ranks"),
         ([*ones[:3], torch.ones(1)], [Replicate(), Shard(0)], ValueError, r"rank 3 holds \(1,\).*it holds \(2,\)"),
         ([*ones[:3], torch.ones(2, 1)], [Shard(0)] * 2, ValueError, "ranks 0 and 3 hold tensors of 1 and 2 dimensions"),
@@ -135,8 +137,8 @@ def test_from_local_refuses_what_is_no_tensor_of_that_placement(mesh: Mesh) -> N
         (mesh.ones(2), [Shard(0)] * 2, TypeError, "not a tensor on mesh"),
         (ones, [Shard(0)], ValueError, "1 placement.*for a mesh of 2 dimensions"),
     ):
-        with pytest.raises(kind, match=told):
-            monarch.from_local(given, mesh, placements)
+        with pytest.raises(kind, match=text):
+            monarch.from_local(tensors, mesh, placements)
 
 
 def test_a_step_that_sends_parts_runs_as_it_is_written(mesh: Mesh) -> None:

@@ -61,91 +61,91 @@ def trainers(procs: Any) -> Any:
     return mesh
 
 
-def names(seen: Timeline, rank: int, kind: str = "call") -> list[str]:
-    return [each.name for each in seen.spans(rank) if each.kind == kind]
+def names(timeline: Timeline, rank: int, kind: str = "call") -> list[str]:
+    return [entry.name for entry in timeline.spans(rank) if entry.kind == kind]
 
 
 def test_calls_have_both_ends_their_line_and_spans_inside(trainers: Any) -> None:
-    with monarch.timeline(trainers) as seen:
+    with monarch.timeline(trainers) as timeline:
         trainers.step.call(0.2).get(SECONDS)
-    (sent,) = seen.calls
-    assert (sent.title, sent.size, os.path.basename(sent.file)) == ("trainers.step", RANKS, "test_timeline.py")
+    (call,) = timeline.calls
+    assert (call.title, call.size, os.path.basename(call.file)) == ("trainers.step", RANKS, "test_timeline.py")
     for rank in range(RANKS):
         # The call before may be there too: a rank answers a moment before it has left the endpoint.
-        (ran,) = (each for each in seen.spans(rank) if each.call == sent.call)
-        assert (ran.kind, ran.name) == ("call", "step")
-        assert sent.began <= ran.began + 0.01 <= ran.ended <= sent.ended + 0.02
-        assert names(seen, rank, "span") == ["load"]
-    assert seen.groups == [(0, 2), (SLOW,)]
-    assert seen.ends([sent.call])[sent.call].slowest == SLOW
-    assert "trainers.step  test_timeline.py:" in repr(seen)
-    assert not seen.notes
+        (execution,) = (entry for entry in timeline.spans(rank) if entry.call == call.call)
+        assert (execution.kind, execution.name) == ("call", "step")
+        assert call.began <= execution.began + 0.01 <= execution.ended <= call.ended + 0.02
+        assert names(timeline, rank, "span") == ["load"]
+    assert timeline.groups == [(0, 2), (SLOW,)]
+    assert timeline.ends([call.call])[call.call].slowest == SLOW
+    assert "trainers.step  test_timeline.py:" in repr(timeline)
+    assert not timeline.notes
 
 
 def test_nothing_is_recorded_before_and_after(trainers: Any) -> None:
     assert current_runtime().recorder is None
-    seen = monarch.timeline(trainers).wait()
+    timeline = monarch.timeline(trainers).wait()
     assert current_runtime().recorder is not None
     assert all(on for _, (on, _) in trainers.records.call().get(SECONDS).items())
-    seen.stop().stop()
+    timeline.stop().stop()
     assert current_runtime().recorder is None
     off = [(on, "monarch-timeline" in threads) for _, (on, threads) in trainers.records.call().get(SECONDS).items()]
     assert {on for on, _ in off} == {False}
-    assert "ping" not in names(seen, 0)
+    assert "ping" not in names(timeline, 0)
 
 
 def test_a_timeline_that_nobody_holds_ends_by_itself(trainers: Any) -> None:
-    seen = monarch.timeline(trainers).wait()
-    del seen
+    timeline = monarch.timeline(trainers).wait()
+    del timeline
     until(lambda: not any(on for _, (on, _) in trainers.records.call().get(SECONDS).items()))
 
 
 def test_an_error_is_marked_where_it_was_raised(trainers: Any) -> None:
-    with monarch.timeline(trainers) as seen:
+    with monarch.timeline(trainers) as timeline:
         with pytest.raises(ActorError):
             trainers.bad.call().get(SECONDS)
         trainers.ping.call().get(SECONDS)
-    assert [(each.name, each.failed) for each in seen.spans(0)][-2:] == [("bad", True), ("ping", False)]
+    assert [(entry.name, entry.failed) for entry in timeline.spans(0)][-2:] == [("bad", True), ("ping", False)]
 
 
 def test_a_slice_has_the_rows_of_its_ranks_alone(trainers: Any) -> None:
-    with monarch.timeline(trainers.slice(gpus=slice(1, 3))) as seen:
+    with monarch.timeline(trainers.slice(gpus=slice(1, 3))) as timeline:
         trainers.step.call(0.01).get(SECONDS)
-    assert sorted(rank for group in seen.groups for rank in group) == [1, 2]
+    assert sorted(rank for group in timeline.groups for rank in group) == [1, 2]
 
 
 def test_it_grows_while_it_is_recorded_and_shows_what_still_runs(trainers: Any) -> None:
-    with monarch.timeline(trainers) as seen:
+    with monarch.timeline(trainers) as timeline:
         future = trainers.step.call(1.0)
-        until(lambda: "step" in names(seen, 0))
-        assert "recording" in repr(seen)
+        until(lambda: "step" in names(timeline, 0))
+        assert "recording" in repr(timeline)
         future.get(SECONDS)
 
 
 def test_many_short_calls_are_few_spans(trainers: Any) -> None:
-    with monarch.timeline(trainers) as seen:
+    with monarch.timeline(trainers) as timeline:
         for _ in range(600):
             trainers.ping.call().get(SECONDS)
-    pings = [each for each in seen.spans(0) if each.name == "ping"]
-    assert sum(each.count for each in pings) == 600
-    assert len(seen.calls) == 600
+    pings = [entry for entry in timeline.spans(0) if entry.name == "ping"]
+    assert sum(entry.count for entry in pings) == 600
+    assert len(timeline.calls) == 600
 
 
 def test_cells_run_on_processes_are_part_of_it(procs: Any) -> None:
-    with monarch.timeline(procs) as seen:
+    with monarch.timeline(procs) as timeline:
         run_on(procs, "import time; time.sleep(0.05)").get(SECONDS)
-    assert "cell" in names(seen, 0)
+    assert "cell" in names(timeline, 0)
 
 
 def test_the_saved_file_is_a_chrome_trace(trainers: Any, tmp_path: Path) -> None:
-    with monarch.timeline(trainers) as seen:
+    with monarch.timeline(trainers) as timeline:
         trainers.step.call(0.05).get(SECONDS)
-    document = json.loads(seen.save(tmp_path / "step.json").read_text())
+    document = json.loads(timeline.save(tmp_path / "step.json").read_text())
     processes = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"]
     assert processes == ["controller", *(f"trainers gpus={rank}" for rank in range(RANKS))]
-    assert seen.save(tmp_path / "step.json.gz").stat().st_size > 100
+    assert timeline.save(tmp_path / "step.json.gz").stat().st_size > 100
     with pytest.raises(ValueError, match=r"perfetto"):
-        seen.save(tmp_path / "step.png")
+        timeline.save(tmp_path / "step.png")
 
 
 def test_a_value_that_is_no_mesh_is_refused() -> None:
@@ -155,16 +155,16 @@ def test_a_value_that_is_no_mesh_is_refused() -> None:
 
 def test_a_death_is_shown_and_the_healed_process_recorded(own_procs: Any, faults: Faults) -> None:
     mesh = own_procs.spawn("mortals", Trainer)
-    with monarch.timeline(mesh) as seen:
+    with monarch.timeline(mesh) as timeline:
         with pytest.raises(SupervisionError):
             mesh.die.call().get(SECONDS)
         faults.next()
         monarch.heal_mesh(own_procs)
         until(lambda: mesh.slice(gpus=SLOW).records.call_one().get(SECONDS)[0])
         mesh.step.call(0.05).get(SECONDS)
-    kinds = [each.kind for each in seen.spans(SLOW)]
+    kinds = [entry.kind for entry in timeline.spans(SLOW)]
     assert "lost" in kinds
     assert "healing" in kinds
-    assert names(seen, SLOW)[-1] == "step"
-    assert (SLOW,) in seen.groups
-    assert f"gpus={SLOW} lost: " in repr(seen)
+    assert names(timeline, SLOW)[-1] == "step"
+    assert (SLOW,) in timeline.groups
+    assert f"gpus={SLOW} lost: " in repr(timeline)

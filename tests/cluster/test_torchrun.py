@@ -1,4 +1,4 @@
-"""torchrun's command lines as jobs: what they ask for, and the script on all processes."""
+"""torchrun's command lines as jobs: their requests, and the script on all processes."""
 
 import importlib.util
 import json
@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
 SCRIPT = """
 import json, os, sys
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_PORT")
-told = {"argv": sys.argv[1:], **{name: os.environ[name] for name in names}}
+record = {"argv": sys.argv[1:], **{name: os.environ[name] for name in names}}
 with open(f"{sys.argv[2]}/{os.environ['RANK']}", "w") as out:
-    json.dump(told, out)
+    json.dump(record, out)
 if sys.argv[3] == "fail" and os.environ["RANK"] == "1":
     sys.exit(3)
 """
@@ -42,29 +42,29 @@ def test_the_script_runs_on_all_processes_with_the_environment_of_torchrun(
     job = serve([*line, str(tmp_path), "well"])
     try:
         assert job.run_spmd() is True
-        told = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(4)]
-        assert [(each["RANK"], each["LOCAL_RANK"], each["GROUP_RANK"]) for each in told] == [
+        records = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(4)]
+        assert [(record["RANK"], record["LOCAL_RANK"], record["GROUP_RANK"]) for record in records] == [
             ("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1"),
         ]  # fmt: skip
-        assert {each["WORLD_SIZE"] for each in told} == {"4"}
-        assert len({each["MASTER_PORT"] for each in told}) == 1
-        assert told[0]["argv"] == ["--out", str(tmp_path), "well"]
+        assert {record["WORLD_SIZE"] for record in records} == {"4"}
+        assert len({record["MASTER_PORT"] for record in records}) == 1
+        assert records[0]["argv"] == ["--out", str(tmp_path), "well"]
         job.dump("job.json")
         again: Any = job_load("job.json")
         assert again.can_run(job)
         again._script[-1] = "fail"
-        known = {*current_runtime().meshes}  # also those of other tests
+        old_uids = {*current_runtime().meshes}  # also those of other tests
         with pytest.raises(ActorError, match=r"train\.py .* ended with status 3") as caught:
             again.run_spmd()
         frames = debug.post_mortem(caught.value)  # as the error offers: the processes are there until the next run
-        assert [each.post_mortem for each in frames.sessions] == [True]
+        assert [session.post_mortem for session in frames.sessions] == [True]
         frames.resume()
         meshes = current_runtime().meshes
-        failed = [each for uid, each in meshes.items() if uid not in known and each.stopped is None]
+        failed = [mesh for uid, mesh in meshes.items() if uid not in old_uids and mesh.stopped is None]
         assert failed
         again._script[-1] = "well"
         assert again.run_spmd() is True
-        assert all(each.stopped is not None for each in failed)
+        assert all(mesh.stopped is not None for mesh in failed)
     finally:
         job.kill()
     assert running_jobs("process") == []
@@ -76,14 +76,14 @@ def test_command_lines_are_read_as_torchrun_reads_them() -> None:
     assert (command.hosts, command.procs, command.left_out) == (0, 0, ("--max-restarts",))
     assert command.script == ("-m", "pack.train", "--nnodes", "7")
     assert TorchrunCommand.read(["torchrun", "--nproc-per-node=auto", "train.py"], local=True).procs > 0
-    for line, story in (
+    for line, message in (
         (["python", "train.py"], "begins with torchrun"),
         (["torchrun", "--nproc-per-node=gpu", "train.py"], "say how many, as a number"),
         (["torchrun", "--nnodes=1:4", "train.py"], "a mesh has as many hosts as it was made with"),
         (["torchrun", "--nnodes=2"], "no script is named"),
         (["torchrun", "--no-python", "train.sh"], "only Python programs"),
     ):
-        with pytest.raises(ValueError, match=story):
+        with pytest.raises(ValueError, match=message):
             serve(line)
     role = SimpleNamespace(entrypoint="torchrun", args=["train.py"], num_replicas=3)
     with pytest.raises(LookupError, match="no kind of jobs 'mast'"):
@@ -99,10 +99,10 @@ with open(os.path.join(os.path.dirname(__file__), "drawn"), "a") as drawn:
     print(random.random(), file=drawn)
 random.seed(0)
 rank = int(os.environ["RANK"])
-found = [beside.VALUE, rank, os.environ["WORLD_SIZE"], sys.argv[1:], __name__, os.path.basename(__file__),
-         threading.current_thread() is threading.main_thread(), "found" in vars()]
+values = [beside.VALUE, rank, os.environ["WORLD_SIZE"], sys.argv[1:], __name__, os.path.basename(__file__),
+         threading.current_thread() is threading.main_thread(), "values" in vars()]
 with open(os.path.join(os.path.dirname(__file__), f"out{rank}"), "w") as out:
-    json.dump(found, out)
+    json.dump(values, out)
 if sys.argv[1] == "exit":
     sys.exit(int(sys.argv[2]))
 """
@@ -114,20 +114,20 @@ def test_a_script_runs_again_and_again_in_the_same_processes(host: Any, tmp_path
     beside.write_text("VALUE = 1")
     procs: ProcMesh = host.spawn_procs(per_host={"gpus": 2}, name="again")
 
-    def found(*arguments: str, on: Any = procs) -> list[Any]:
+    def run_script(*arguments: str, on: Any = procs) -> list[Any]:
         run(str(script), *arguments, on=on)
         return [json.loads((tmp_path / f"out{rank}").read_text()) for rank in range(len(on))]
 
     rest = [["x"], "__main__", "twice.py", True, False]
-    assert found("x") == [[1, rank, "2", *rest] for rank in range(2)]
+    assert run_script("x") == [[1, rank, "2", *rest] for rank in range(2)]
     beside.write_text("VALUE = 22")
-    assert found("x") == [[22, rank, "2", *rest] for rank in range(2)]
-    assert found("x", on=procs.slice(gpus=slice(1, 2))) == [[22, 0, "1", *rest]]
+    assert run_script("x") == [[22, rank, "2", *rest] for rank in range(2)]
+    assert run_script("x", on=procs.slice(gpus=slice(1, 2))) == [[22, 0, "1", *rest]]
     drawn = (tmp_path / "drawn").read_text().split()
     assert len(set(drawn)) == len(drawn) == 5
-    assert found("exit", "0")[0][3] == ["exit", "0"]
+    assert run_script("exit", "0")[0][3] == ["exit", "0"]
     with pytest.raises(ActorError, match=r"twice\.py exit 3 ended with status 3"):
-        found("exit", "3")
+        run_script("exit", "3")
     pack = tmp_path / "pack"
     pack.mkdir()
     (pack / "__init__.py").touch()
@@ -196,14 +196,14 @@ def test_the_command_ends_with_the_status_of_the_script(tmp_path: Path) -> None:
     script.write_text("import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(int(sys.argv[1]))")
     environment = {**os.environ, "PYTHONPATH": ROOT, "MONARCH_NB_PRELOAD": ""}
 
-    def ended(*words: str) -> "subprocess.CompletedProcess[str]":
+    def run_command(*words: str) -> "subprocess.CompletedProcess[str]":
         line = [sys.executable, "-m", "monarch_nb", "torchrun", *words]
         return subprocess.run(line, env=environment, text=True, capture_output=True, timeout=60)
 
-    well = ended("--nproc-per-node", "2", str(script), "0")
-    assert (well.returncode, well.stderr) == (0, "")
-    assert sorted(line[-6:] for line in well.stdout.splitlines()) == ["rank 0", "rank 1"]
-    badly = ended("--nproc-per-node", "2", str(script), "3")
-    assert badly.returncode == 1
-    assert "ended with status 3" in badly.stderr
-    assert ended("none.py").returncode == 2
+    success = run_command("--nproc-per-node", "2", str(script), "0")
+    assert (success.returncode, success.stderr) == (0, "")
+    assert sorted(line[-6:] for line in success.stdout.splitlines()) == ["rank 0", "rank 1"]
+    failure = run_command("--nproc-per-node", "2", str(script), "3")
+    assert failure.returncode == 1
+    assert "ended with status 3" in failure.stderr
+    assert run_command("none.py").returncode == 2

@@ -1,4 +1,4 @@
-"""Workers at an address, and those who attach to them."""
+"""Workers at an address, and programs that attach to them."""
 
 import asyncio
 import os
@@ -47,8 +47,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120), pytest.mark.usefixture
 
 @pytest.fixture
 def folder() -> Any:
-    with short_folder() as place:
-        yield place
+    with short_folder() as path:
+        yield path
 
 
 def attach(*workers: Any, **more: Any) -> HostMesh:
@@ -58,7 +58,7 @@ def attach(*workers: Any, **more: Any) -> HostMesh:
 @pytest.mark.slow
 def test_workers_on_ipc_are_attached_stopped_used_again_and_shut_down(folder: Path) -> None:
     addresses = [f"ipc://{folder}/w{number}" for number in range(2)]
-    hosts = attach(*addresses, name="pool")  # before they are there
+    hosts = attach(*addresses, name="pool")  # before they listen
     assert dict(hosts.extent) == {"hosts": 2}
     assert not hosts.initialized.done()
     with workers_at(*addresses) as processes:
@@ -119,12 +119,12 @@ def test_slices_and_copies_neither_stop_nor_shut_down(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_key_lets_its_holders_in_over_tcp_and_nobody_else(folder: Path) -> None:
-    key, other = Keys.load_or_create(folder / "job.key"), Keys.create()
+    key, other_key = Keys.load_or_create(folder / "job.key"), Keys.create()
     address = f"tcp://localhost:{free_port()}"
     with workers_at(address, key=key.to_text()):
         hosts = attach(address, private_key=folder / "job.key")
         assert hosts.initialized.get(30) is True
-        for wrong in (None, other.to_text()):
+        for wrong in (None, other_key.to_text()):
             with pytest.raises((TrustError, AttachError), match="key"):
                 attach(address, private_key=wrong).initialized.get(30)
         assert len(where(hosts.spawn_procs(per_host={"x": 2})).pid.call().get(30)) == 2
@@ -170,21 +170,21 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("how", ["public", pytest.param("private", marks=pytest.mark.slow)])
-def test_a_worker_program_keeps_its_signals_and_ends_with_its_host(how: str) -> None:
+@pytest.mark.parametrize("access", ["public", pytest.param("private", marks=pytest.mark.slow)])
+def test_a_worker_program_keeps_its_signals_and_ends_with_its_host(access: str) -> None:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/kernel_ext"}
-    command = [sys.executable, "-c", EMBEDDED, how, f"tcp://127.0.0.1:{free_port()}"]
+    command = [sys.executable, "-c", EMBEDDED, access, f"tcp://127.0.0.1:{free_port()}"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "handled\ntidied up\n", "")
 
 
 def test_workers_that_cannot_listen_or_have_wrong_addresses_say_so() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         started = start_worker_loop_forever(ca=TRUST_ALL, address=f"tcp://127.0.0.1:{port}")
-        with pytest.raises(AgentStartError) as told:
+        with pytest.raises(AgentStartError) as caught:
             started.get(1)
-        assert str(told.value).endswith(f"It said:\ncannot listen on tcp://127.0.0.1:{port}: Address already in use")
+        assert str(caught.value).endswith(f"It said:\ncannot listen on tcp://127.0.0.1:{port}: Address already in use")
         private = worker_loops.start_worker_loop_forever(f"service<2MuA>@tcp://127.0.0.1:{port}")
         with pytest.raises(ValueError, match=f"listen: (?s:.*)127.0.0.1:{port}.* in use") as raised:
             private.get(1)
@@ -298,9 +298,9 @@ def test_a_killed_worker_is_a_lost_host_that_can_be_replaced(folder: Path, shown
             actor.pid.call().get(SOON)
         until(lambda: not (folder / "w").exists(), "the end of its agent")
         with workers_at(address):
-            anew = attach(address)
-            assert where(anew.spawn_procs()).pid.call().get(30).values() != [pid]
-            anew.shutdown().get(SOON)
+            second = attach(address)
+            assert where(second.spawn_procs()).pid.call().get(30).values() != [pid]
+            second.shutdown().get(SOON)
 
 
 @pytest.mark.slow

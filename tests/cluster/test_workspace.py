@@ -65,9 +65,9 @@ class Code:
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch) -> Iterator[Code]:
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = Code(tmp_path)
-    yield made
-    for name in (made.helper, made.model):
+    instance = Code(tmp_path)
+    yield instance
+    for name in (instance.helper, instance.model):
         sys.modules.pop(name, None)
 
 
@@ -180,9 +180,9 @@ def test_a_slice_a_reference_and_conda_are_refused(code):
 def two_hosts():
     from monarch_nb.actor import local_hosts
 
-    if not hasattr(two_hosts, "made"):
-        two_hosts.made = local_hosts(2)
-    return two_hosts.made
+    if not hasattr(two_hosts, "hosts"):
+        two_hosts.hosts = local_hosts(2)
+    return two_hosts.hosts
 
 
 def test_a_host_without_our_files_gets_a_copy_of_what_differs(tmp_path, code):
@@ -196,9 +196,9 @@ def test_a_host_without_our_files_gets_a_copy_of_what_differs(tmp_path, code):
         asyncio.run(hosts.sync_workspace(code.folder, auto_reload=True))
         procs = hosts.spawn_procs(per_host={"gpus": 1}, name="far")
         try:
-            place = procs.run(file_of, code.model).get(20).item(hosts=0, gpus=0)
-            assert place.startswith(str(host.run_folder))
-            assert os.path.exists(os.path.join(os.path.dirname(place), "data", "words.txt"))
+            path = procs.run(file_of, code.model).get(20).item(hosts=0, gpus=0)
+            assert path.startswith(str(host.run_folder))
+            assert os.path.exists(os.path.join(os.path.dirname(path), "data", "words.txt"))
             counters = procs.spawn("counters", code.module.Counter)
             assert counters.add.call(1).get(20).values() == [1]
             code.edit(10, TWICE)
@@ -206,7 +206,7 @@ def test_a_host_without_our_files_gets_a_copy_of_what_differs(tmp_path, code):
             asyncio.run(hosts.sync_workspace(code.folder, auto_reload=True))
             assert counters.add.call(1).get(20).values() == [11]
             assert counters.twice.call().get(20).values() == [22]
-            assert not os.path.exists(os.path.join(os.path.dirname(place), "data", "words.txt"))
+            assert not os.path.exists(os.path.join(os.path.dirname(path), "data", "words.txt"))
         finally:
             procs.stop().get(20)
 
