@@ -22,7 +22,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.effort import EFFORT, tries
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 
 # Without torch and numpy, which cost each host agent a second; tests that need them set it themselves.
 os.environ.setdefault("MONARCH_NB_PRELOAD", "")
@@ -47,7 +47,7 @@ settings.load_profile("ours")
 def pytest_configure(config: pytest.Config) -> None:
     """Processes that tests start read test modules without importing pytest, which costs more than all else they do."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        light, path = str(HERE / "light"), os.environ.get("PYTHONPATH")
+        light, path = str(FOLDER / "light"), os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join([light, *([path] if path else [])])
         sys.path.insert(0, light)  # processes of meshes have the path of their controller
 
@@ -104,11 +104,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Names modules that were not collected."""
     if version := too_old_for_tensors():
         since = ".".join(map(str, TENSORS_SINCE))
-        terminalreporter.write_line(f"NOT TESTED HERE: sharded tensors need PyTorch {since}, and this is {version}")
+        terminalreporter.write_line(f"NOT TESTED FOLDER: sharded tensors need PyTorch {since}, and this is {version}")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    name = collection_path.relative_to(HERE.parent).as_posix()
+    name = collection_path.relative_to(FOLDER.parent).as_posix()
     untestable = collection_path.suffix == ".py" and TENSORS.match(name) is not None and too_old_for_tensors() != ""
     return untestable or None
 

@@ -42,7 +42,7 @@ class Run:
         self.faults: Counter[str] = Counter()
         self.recoveries: dict[str, list[float]] = defaultdict(list)
         self.wrong: list[str] = []
-        self.told: Counter[str] = Counter()
+        self.obstacles: Counter[str] = Counter()
 
     def go(self, count: int, until: float) -> None:
         """So many faults, or as many as there is time for."""
@@ -55,23 +55,23 @@ class Run:
         weights = [fault.weight for fault in self.kinds]
         drawn: dict[tuple[str, int], Fault] = {}
         for fault in self.dice.choices(self.kinds, weights, k=self.dice.randint(1, TOGETHER)):
-            place = self.dice.randrange({"rank": HOSTS * SLOTS, "host": HOSTS, "controller": 1}[fault.target])
-            drawn.setdefault((fault.target, place), fault)
+            index = self.dice.randrange({"rank": HOSTS * SLOTS, "host": HOSTS, "controller": 1}[fault.target])
+            drawn.setdefault((fault.target, index), fault)
         struck: list[tuple[float, str, str, Callable[[], None]]] = []
         may_end: set[int] = set()
         now = time.monotonic()
-        for (target, place), fault in list(drawn.items())[:most]:
+        for (target, index), fault in list(drawn.items())[:most]:
             time.sleep(self.dice.random() * 0.1)
-            self._note(f"{fault.kind}: {target} {place}")
-            undo = fault.strike(self.team, place, self.dice)
+            self._note(f"{fault.kind}: {target} {index}")
+            undo = fault.strike(self.team, index, self.dice)
             self.faults[fault.kind] += 1
             struck.append((now + fault.seconds(self.dice), fault.target, fault.kind, undo))
             may_end |= {
-                "": set(), "rank": {place}, "host": set(range(place * SLOTS, (place + 1) * SLOTS)),
+                "": set(), "rank": {index}, "host": set(range(index * SLOTS, (index + 1) * SLOTS)),
                 "all": set(range(HOSTS * SLOTS)),
             }[fault.ends]  # fmt: skip
         # A controller comes last: it finds its hosts as they are by then.
-        for due, _, kind, undo in sorted(struck, key=lambda each: (each[1] == "controller", each[0])):
+        for due, _, kind, undo in sorted(struck, key=lambda entry: (entry[1] == "controller", entry[0])):
             time.sleep(max(0.0, due - time.monotonic()))
             self._note(f"over: {kind}")
             undo()
@@ -87,17 +87,17 @@ class Run:
             self.wrong.append(f"after {kinds}: {error}")
             raise
         for text in answer["told"]:
-            self.told[text.partition(":")[0]] += 1
+            self.obstacles[text.partition(":")[0]] += 1
         if "failed" in answer:
             self.wrong.append(f"not healed after {kinds}: {answer['told']}")
             raise TimeoutError(self.wrong[-1])
-        others = [
+        wrong_ranks = [
             rank
             for rank, (before, after) in enumerate(zip(self.team.pids, answer["pids"], strict=False))
             if before != after and rank not in may_end
         ]
-        if others and self.over != "agents":
-            self.wrong.append(f"ranks {others} have other processes after {kinds}: {answer['told']}")
+        if wrong_ranks and self.over != "agents":
+            self.wrong.append(f"ranks {wrong_ranks} have other processes after {kinds}: {answer['told']}")
             self._note(self.wrong[-1])
         self.team.pids = answer["pids"]
         seconds = time.monotonic() - began
@@ -105,20 +105,20 @@ class Run:
         for kind in kinds:
             self.recoveries[kind].append(seconds)
 
-    def _note(self, what: str) -> None:
+    def _note(self, text: str) -> None:
         with open(self.team.folder / "faults.log", "a") as log:
-            log.write(f"{time.time():.3f} {what}\n")
+            log.write(f"{time.time():.3f} {text}\n")
 
 
 def table(run: Run, verdict: Verdict) -> str:
-    """Faults by kind and how long it took until all answered again; calls, and what became of them."""
+    """Faults by kind and how long it took until all answered again; calls, and their outcomes."""
     lines = [f"{'fault':38} {'count':>6} {'p50 s':>8} {'p99 s':>8} {'most s':>8}"]
     for fault in run.kinds:
         count = run.faults[fault.kind]
         times = sorted(run.recoveries[fault.kind])
         lines.append(f"{fault.kind:38} {count:6} {_spread(times)}")
-    every = sorted(second for seconds in run.recoveries.values() for second in seconds)
-    lines.append(f"{'all':38} {run.faults.total():6} {_spread(every)}")
+    seconds_of_all = sorted(second for seconds in run.recoveries.values() for second in seconds)
+    lines.append(f"{'all':38} {run.faults.total():6} {_spread(seconds_of_all)}")
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(verdict.calls.items()))
     errors = ", ".join(f"{name} {count}" for name, count in verdict.errors.most_common())
     lines += [
@@ -126,9 +126,9 @@ def table(run: Run, verdict: Verdict) -> str:
         f"results: {verdict.results}; errors: {verdict.errors.total()} ({errors or 'none'}); "
         f"cut off with their controller: {verdict.cut_off}",
         f"effects: {verdict.effects}; slowest call: {verdict.slowest:.1f} s",
-        f"controllers: {Counter(how.partition(',')[0] for how in run.team.stories)}; "
-        f"heals that had to wait: {dict(run.told)}",
-        *(f"  {how}" for how in run.team.stories if "," in how),
+        f"controllers: {Counter(how.partition(',')[0] for how in run.team.arrivals)}; "
+        f"heals that had to wait: {dict(run.obstacles)}",
+        *(f"  {how}" for how in run.team.arrivals if "," in how),
     ]
     return "\n".join(lines)
 
@@ -191,12 +191,12 @@ def main() -> int:
 
 
 def _memory_files() -> set[str]:
-    place = Path("/dev/shm")
-    return {path.name for path in place.iterdir()} if place.is_dir() else set()
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 def _left_folders(runs: Path) -> list[str]:
-    """Run folders: those of agents and controllers that were killed are swept by whoever comes next, as here."""
+    """Run folders: those of agents and controllers that were killed are swept by the next one, as here."""
     from monarch_nb.host import folders
 
     time.sleep(1.1)  # younger ones may be somebody's who has just come

@@ -1,4 +1,4 @@
-"""Faults of all kinds, each with what it strikes, and how it is mended."""
+"""Faults of all kinds, each with its target, and its repair."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ AGENTS, SSH, SLURM = frozenset({"agents"}), frozenset({"ssh", "ssh-direct"}), fr
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind. `strike` takes the team and what it is drawn for, and gives what mends it.
+    """One kind. `strike` takes the team and the target, and returns the repair.
 
     `ends` are the processes that may end of it: none, of the "rank", of the "host", or "all".
     """
@@ -115,9 +115,9 @@ def _pull(team: "Team", host: int, dice: random.Random) -> Undo:
 
 
 def _deafen(team: "Team", host: int, dice: random.Random) -> Undo:
-    """One direction of one pair: what a host sends to another, or to the controller, or what that sends to it."""
-    other = dice.choice([end for end in range(len(team.network.names)) if end != host + 1])
-    sender, receiver = (host + 1, other) if dice.random() < 0.5 else (other, host + 1)
+    """One direction of one pair: messages of a host to another or to the controller, or of that to the host."""
+    peer = dice.choice([end for end in range(len(team.network.names)) if end != host + 1])
+    sender, receiver = (host + 1, peer) if dice.random() < 0.5 else (peer, host + 1)
     team.network.deafen(sender, receiver)
     return lambda: team.network.hear(sender, receiver)
 

@@ -1,4 +1,4 @@
-"""What was called and what came of it: written down by controllers, checked when all is over."""
+"""Calls and their outcomes: recorded by controllers, checked when all is over."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ class Ledger:
 
 @dataclass
 class Verdict:
-    """The calls of a run, counted, and what is wrong with them."""
+    """The calls of a run, counted, and their errors."""
 
     calls: Counter[str] = field(default_factory=Counter)  # by kind
     results: int = 0
@@ -115,11 +115,11 @@ def unread_calls(path: Path) -> set[str]:
 
 def read_effects(folder: Path) -> list[tuple[int, int, str]]:
     """Returns the rank, process and token of each effect so far."""
-    found = []
+    effects = []
     for path in folder.glob("effects-*"):
         _, rank, pid, _ = path.name.split("-")
-        found += [(int(rank), int(pid), token) for token in path.read_text().split()]
-    return found
+        effects += [(int(rank), int(pid), token) for token in path.read_text().split()]
+    return effects
 
 
 def _effects(folder: Path, verdict: Verdict) -> dict[str, Counter[int]]:

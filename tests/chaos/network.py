@@ -6,11 +6,11 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-NOWHERE = "02:00:00:00:00:ff"  # an address of no card: what is sent there is lost without a word
+NOWHERE = "02:00:00:00:00:ff"  # an address of no card: packets to it are lost silently
 
 
 def objection() -> str:
-    """Why no network can be made here; "" if it can."""
+    """The reason why no network can be made here; "" if it can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "hosts with addresses of their own need root and `ip` (iproute2) for network namespaces"
     name = f"mnb{secrets.token_hex(3)}"
@@ -34,7 +34,7 @@ class Network:
         self._switch = f"mnb{mark}s"
         self.names = [f"mnb{mark}{end}" for end in range(ends)]
         self.addresses = [f"10.213.78.{end + 1}" for end in range(ends)]
-        made = False
+        complete = False
         try:
             _run("ip", "netns", "add", self._switch)
             self._in(self._switch, "link", "add", "name", "switch", "type", "bridge")
@@ -52,9 +52,9 @@ class Network:
                 _run("ip", "netns", "exec", name, "cat", "/sys/class/net/card/address") for name in self.names
             ]
             self.emulates = self._tries_netem()
-            made = True
+            complete = True
         finally:
-            if not made:
+            if not complete:
                 self.close()
 
     def inside(self, end: int) -> tuple[str, ...]:
@@ -75,16 +75,16 @@ class Network:
         self._in(name, "address", "del", f"{old}/24", "dev", "card")
         self._in(name, "address", "add", f"{new}/24", "dev", "card")
         self.addresses[end] = new
-        for other in self.names:  # where it may be written down
-            words = ["ip", "-n", other, "neigh", "del", old, "dev", "card"]
+        for peer in self.names:  # whose neighbour tables may have it
+            words = ["ip", "-n", peer, "neigh", "del", old, "dev", "card"]
             subprocess.run(words, check=False, capture_output=True)
 
     def deafen(self, sender: int, receiver: int) -> None:
-        """What one sends to the other is lost, and neither sees why; the other way all is well."""
+        """Packets from `sender` to `receiver` are lost, and neither sees why; the other way all is well."""
         self._neighbour(sender, receiver, NOWHERE)
 
     def hear(self, sender: int, receiver: int) -> None:
-        """What one sends to the other arrives again."""
+        """Packets from `sender` to `receiver` arrive again."""
         self._neighbour(sender, receiver, self._cards[receiver])
 
     def slow(self, end: int, kilobits: int, queue: int) -> None:

@@ -1,6 +1,6 @@
-"""The controller of a chaos run: works without end, and does what it is told in lines of JSON.
+"""The controller of a chaos run: works without end, and obeys commands in lines of JSON.
 
-`python -m tests.chaos.program FOLDER NUMBER`: number 0 spawns, others attach what it left; FOLDER/hosts.json says how
+`python -m tests.chaos.program FOLDER NUMBER`: number 0 spawns, others attach its mesh; FOLDER/hosts.json says how
 to get hosts. Commands are {"do": "heal", "seconds": N}, {"do": "detach"} and {"do": "end"}; each is answered by one
 line.
 """
@@ -34,7 +34,7 @@ PAUSE = float(os.environ.get("CHAOS_PAUSE", "0.02"))  # between the calls of a t
 
 
 class Worker(Actor):
-    """Writes down what reaches it, in a file of its own, before it answers."""
+    """Records the calls that reach it, in a file of its own, before it answers."""
 
     def __init__(self, folder: str) -> None:
         rank = context().actor_instance.rank.rank
@@ -53,14 +53,14 @@ class Worker(Actor):
 
 
 class Caller(Actor):
-    """Calls others from where it is."""
+    """Calls workers from its own process."""
 
     @endpoint
-    def relay(self, others: Any, token: str) -> list[tuple[int, str]]:
-        return list(others.mark.call(token).get(BOUND - 5).values())
+    def relay(self, workers: Any, token: str) -> list[tuple[int, str]]:
+        return list(workers.mark.call(token).get(BOUND - 5).values())
 
     @endpoint
-    def where(self) -> int:
+    def rank(self) -> int:
         return int(current_rank().rank)
 
 
@@ -73,7 +73,7 @@ class Work:
         self._over = threading.Event()
         self.workers: Any = None
         self.callers: Any = None
-        self._threads = [threading.Thread(target=self._run, args=(place,)) for place in range(THREADS)]
+        self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(THREADS)]
 
     def start(self, workers: Any, callers: Any) -> None:
         self.workers, self.callers = workers, callers
@@ -86,12 +86,12 @@ class Work:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, place: int) -> None:
-        dice = random.Random(self._number * THREADS + place)
+    def _run(self, index: int) -> None:
+        dice = random.Random(self._number * THREADS + index)
         count = 0
         while not self._over.is_set():
             count += 1
-            token = f"{self._number}.{place}.{count}"
+            token = f"{self._number}.{index}.{count}"
             kind = dice.choice(["all", "all", "one", "one", "host", "relay", "body", "cast"])
             began = time.monotonic()
             self._ledger.began(token, kind)
@@ -126,8 +126,8 @@ class Work:
             return []
         if future.wait(BOUND):
             self._ledger.reads(token)
-        found = future.get(0.0)
-        return [rank for rank, _ in (found.values() if isinstance(found, ValueMesh) else found)]
+        answer = future.get(0.0)
+        return [rank for rank, _ in (answer.values() if isinstance(answer, ValueMesh) else answer)]
 
 
 def unread_answers(folder: Path, number: int, workers: Any) -> list[str]:
@@ -135,7 +135,7 @@ def unread_answers(folder: Path, number: int, workers: Any) -> list[str]:
 
     Those of ranks that do not answer any more are not counted: their processes have ended since.
     """
-    effects = read_effects(folder)  # before the results: what took effect later may be answered later
+    effects = read_effects(folder)  # before the results: later effects may be answered later
     unread = unread_calls(folder / f"ledger-{number - 1}")
     pids = {}
     for rank in range(len(workers)):
@@ -144,9 +144,11 @@ def unread_answers(folder: Path, number: int, workers: Any) -> list[str]:
             pids[rank] = workers.slice(hosts=host, slots=slot).pid.call_one().get(20)
         except (DeviceMeshError, TimeoutError):
             continue
-    found = results(workers)
-    stored = {tuple(value) for each in found for value in each.values().values() if isinstance(value, (list, tuple))}
-    found.forget()
+    answers = results(workers)
+    stored = {
+        tuple(value) for answer in answers for value in answer.values().values() if isinstance(value, (list, tuple))
+    }
+    answers.forget()
     return [
         f"rank {rank} answered {token}, which is lost"
         for rank, pid, token in effects
@@ -154,21 +156,21 @@ def unread_answers(folder: Path, number: int, workers: Any) -> list[str]:
     ]
 
 
-def healed(work: Work, seconds: float) -> dict[str, Any]:
-    """Heals until all answers, and says how long that took and what was in its way."""
-    began, told, last = time.monotonic(), [], ""
+def heal(work: Work, seconds: float) -> dict[str, Any]:
+    """Heals until all answers; returns the time that took, and the obstacles."""
+    began, obstacles, last = time.monotonic(), [], ""
     while time.monotonic() - began < seconds:
         try:
             heal_mesh(work.workers, timeout=HEAL_S)
             pids = list(work.workers.pid.call().get(10).values())
-            work.callers.where.call().get(10)
-            return {"seconds": time.monotonic() - began, "told": told, "pids": pids}
+            work.callers.rank.call().get(10)
+            return {"seconds": time.monotonic() - began, "told": obstacles, "pids": pids}
         except (DeviceMeshError, TimeoutError) as error:  # a host is not back yet, or was lost once more
             last = f"{type(error).__name__}: {error}"
-            if last.partition("\n")[0] not in told:
-                told.append(last.partition("\n")[0])
+            if last.partition("\n")[0] not in obstacles:
+                obstacles.append(last.partition("\n")[0])
             time.sleep(0.1)
-    return {"seconds": time.monotonic() - began, "told": told, "failed": last}
+    return {"seconds": time.monotonic() - began, "told": obstacles, "failed": last}
 
 
 def leave(procs: Any, work: Work) -> None:
@@ -179,7 +181,7 @@ def leave(procs: Any, work: Work) -> None:
             return
         except RuntimeError as error:
             sys.stderr.write(f"{error}\n")
-            healed(work, 60.0)
+            heal(work, 60.0)
 
 
 def say(**words: Any) -> None:
@@ -201,7 +203,7 @@ def job_of(folder: Path, how: dict[str, Any]) -> Any:
 
 
 def hosts_of(folder: Path) -> Any:
-    """The hosts to spawn on. Blocks until they are there."""
+    """The hosts to spawn on. Blocks until they have joined."""
     how = json.loads((folder / "hosts.json").read_text())
     if "attach" in how:
         return attach_hosts(how["attach"], key=how["key"], lease=LEASE, timeout=30)
@@ -210,7 +212,7 @@ def hosts_of(folder: Path) -> Any:
 
 def meshes(folder: Path, number: int) -> tuple[Any, Any, Any, str]:
     """Processes, workers and callers, and how they came to be."""
-    how, name = "spawned", Path(folder, "team")  # of the mesh: what could not be attached may be kept for a while
+    how, name = "spawned", Path(folder, "team")  # of the mesh: one that could not be attached may be kept for a while
     if number > 0:
         try:
             procs: Any = attach(name.read_text(), steal=True)
@@ -228,7 +230,7 @@ def meshes(folder: Path, number: int) -> tuple[Any, Any, Any, str]:
 def main() -> None:
     folder, number = sys.argv[1:]
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    sys.stdout = sys.stderr  # what attach and the ranks say
+    sys.stdout = sys.stderr  # for output of attach and the ranks
     monarch_nb.actor.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]
     configure(heal_max_restarts=1_000_000, mesh_keep="10m")
     work = Work(Path(folder), int(number))
@@ -239,7 +241,7 @@ def main() -> None:
     for line in sys.stdin:
         match json.loads(line):
             case {"do": "heal", "seconds": seconds}:
-                say(**healed(work, seconds))
+                say(**heal(work, seconds))
             case {"do": "detach"}:
                 work.end()
                 leave(procs, work)

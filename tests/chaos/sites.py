@@ -1,4 +1,4 @@
-"""Where the hosts of a chaos run come from: agents that a user started, a job over SSH, or a job on Slurm."""
+"""The sources of the hosts of a chaos run: agents that a user started, a job over SSH, or a job on Slurm."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ class Site(Protocol):
         """Says how a controller gets the hosts, as plain data for `program.hosts`."""
 
     def names(self) -> Sequence[str]:
-        """What the text of an error may name."""
+        """Names that the text of an error may have."""
 
     def kill_agent(self, host: int, ranks: Sequence[int]) -> None:
         """Ends the agent of a host at once; `ranks` are processes of its ranks."""
@@ -71,9 +71,9 @@ class StartedAgents:
         return [agent.host for agent in self.agents]
 
     def _agent(self, host: int, *options: str) -> HostProcess:
-        at = f"tcp://{self.network.addresses[host + 1]}:{PORT}"
+        address = f"tcp://{self.network.addresses[host + 1]}:{PORT}"
         before = self.network.inside(host + 1)
-        return HostProcess(self.folder, *options, key=self.key, tcp=at, env=self.env, before=before)
+        return HostProcess(self.folder, *options, key=self.key, tcp=address, env=self.env, before=before)
 
     def kill_agent(self, host: int, ranks: Sequence[int]) -> None:
         self.agents[host].process.kill()
@@ -97,7 +97,7 @@ class StartedAgents:
 
 
 class AgentsOfJobs:
-    """What agents have in common that a job starts: they are found above the processes of their ranks."""
+    """Common parts of agents that a job starts: they are found above the processes of their ranks."""
 
     def kill_agent(self, host: int, ranks: Sequence[int]) -> None:
         if pid := self.agent(host, ranks):
@@ -128,9 +128,9 @@ class SSHMachines(AgentsOfJobs):
     def __init__(self, folder: Path, hosts: int, env: dict[str, str], reach: str) -> None:
         self.folder, self.reach = folder, reach
         self.env = {**env, "HOME": str(folder)}
-        there = " ".join(f"{name}={value}" for name, value in env.items() if name != "XDG_STATE_HOME")
+        variables = " ".join(f"{name}={value}" for name, value in env.items() if name != "XDG_STATE_HOME")
         state = f"XDG_STATE_HOME={folder / 'there'} MONARCH_NB_PRELOAD="
-        self.machines = Machines(folder, hosts, {"SetEnv": f"{state} {there}"})
+        self.machines = Machines(folder, hosts, {"SetEnv": f"{state} {variables}"})
         self.network: Network | None = self.machines.network
 
     def how(self) -> dict[str, Any]:
@@ -151,9 +151,9 @@ class SlurmNodes(AgentsOfJobs):
     network: Network | None = None
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
-        place = folder / "slurm"
-        place.mkdir()
-        self.slurm = SlurmCluster(place)
+        path = folder / "slurm"
+        path.mkdir()
+        self.slurm = SlurmCluster(path)
         self.env = {**env, "SLURM_CONF": str(self.slurm.conf), "MONARCH_NB_PRELOAD": ""}
 
     def how(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class SlurmNodes(AgentsOfJobs):
         self.slurm.ask("scancel", "--user=root", "--state=RUNNING")
 
     def await_end(self) -> None:
-        """Blocks until what was cancelled has ended; until then its hosts work, in their grace."""
+        """Blocks until the cancelled job has ended; until then its hosts work, in their grace."""
         until(lambda: "CG" not in self._states(), "the batch jobs have ended", 60)
 
     def _states(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The job that is troubled: its hosts, and a controller that says and does what the director wants."""
+"""The job that is troubled: its hosts, and a controller that the director commands."""
 
 import json
 import os
@@ -21,7 +21,7 @@ class Team:
         self.pids: list[int] = []  # of the ranks, in order
         self.killed: set[str] = set()  # ledgers of controllers that were killed
         self.lost: list[str] = []  # answers that a killed controller had not read, and the next one does not have
-        self.stories: list[str] = []  # how controllers came to their mesh
+        self.arrivals: list[str] = []  # how controllers came to their mesh
         self._controllers = 0
         try:
             self.start_controller()
@@ -31,7 +31,7 @@ class Team:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the text of an error has to name, one of them at least."""
+        """Names of which the text of an error must have one at least."""
         return ("workers", "callers", "team", *self.hosts.names())
 
     @property
@@ -52,7 +52,7 @@ class Team:
         self.hosts.kill_agent(host, self.ranks_of(host))
 
     def start_controller(self) -> None:
-        """The first one spawns, later ones attach what is there."""
+        """The first one spawns, later ones attach the existing mesh."""
         number, self._controllers = self._controllers, self._controllers + 1
         words = [sys.executable, "-m", "tests.chaos.program", str(self.folder), str(number)]
         inside = self.network.inside(0) if self.network is not None else ()
@@ -63,11 +63,11 @@ class Team:
                 env={**os.environ, **self.hosts.env},
             )  # fmt: skip
         answer = self.hear(240)
-        self.stories.append(answer["how"])
+        self.arrivals.append(answer["how"])
         self.lost += answer["lost"]
 
     def kill_controller(self) -> None:
-        """It ends in the middle of what it does."""
+        """It ends in the middle of its work."""
         self.killed.add(f"ledger-{self._controllers - 1}")
         self.controller.kill()
         self._leave()
@@ -85,7 +85,7 @@ class Team:
         return self.hear(within)
 
     def hear(self, seconds: float) -> Any:
-        """What the controller says next, a line. Raises TimeoutError, or EOFError if it has ended."""
+        """The next line of the controller. Raises TimeoutError, or EOFError if it has ended."""
         out = self.controller.stdout
         assert out is not None
         ready, _, _ = select.select([out], [], [], seconds)

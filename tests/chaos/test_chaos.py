@@ -1,4 +1,4 @@
-"""A few seconds of chaos, and that its judge sees what it is there for."""
+"""A few seconds of chaos, and that its judge finds each kind of error."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def chaos(*options: str, timeout: float) -> str:
-    """What a run prints; raises AssertionError if anything was wrong."""
+    """The output of a run; raises AssertionError if anything was wrong."""
     words = [sys.executable, "-m", "tests.chaos", *options]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -19,7 +19,7 @@ from monarch_nb.distributed import GatherWarning, Mesh, MeshTensor, Plan, load, 
 from monarch_nb.tensor.propagation import PropagationError
 from tests.models import modules
 from tests.models.page import PAGE, read
-from tests.models.training import PARALLEL, compared
+from tests.models.training import PARALLEL, compare
 from tests.models.zoo import MODELS
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore::monarch_nb.distributed.GatherWarning")]
@@ -52,7 +52,7 @@ def one_thread() -> Iterator[None]:
     ],
 )
 def test_three_steps_of_training_are_those_of_one_process(mesh: Mesh, name: str, parallel: str) -> None:
-    outcome = compared(MODELS[name], mesh, parallel)
+    outcome = compare(MODELS[name], mesh, parallel)
     assert outcome.is_equal(), outcome
 
 
@@ -69,7 +69,7 @@ def test_every_pytorch_module_gives_the_same_on_a_mesh(mesh: Mesh) -> None:
     for name, kind, sample, training in modules.samples():
         for spec in (None, "data"):
             try:
-                difference = modules.compared(mesh, kind, sample, training, spec)
+                difference = modules.compare(mesh, kind, sample, training, spec)
             except Exception as error:
                 difference = f"{type(error).__name__}: {error}"
             tried.add(name)

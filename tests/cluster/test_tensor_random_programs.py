@@ -10,21 +10,21 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from tests.effort import tries
 from tests.random_programs.fleet import Fleet
-from tests.random_programs.generator import generated
-from tests.random_programs.judge import EQUAL, REFUSED, UNJUDGED, WRONG, judged
+from tests.random_programs.generator import generate
+from tests.random_programs.judge import EQUAL, REFUSED, UNJUDGED, WRONG, judge_program
 from tests.random_programs.local import (
     Expected,
     Local,
+    Target,
     Unjudged,
-    Wanted,
     expect,
     explained_by_rounding,
-    rounded_otherwise,
+    rounding_variants,
 )
-from tests.random_programs.program import Head, Input, Line, Program, pasted
+from tests.random_programs.program import Head, Input, Line, Program, paste_text
 from tests.random_programs.results import Results
 from tests.random_programs.runner import MESHES, Report, Tally, run
-from tests.random_programs.shrink import shrunk
+from tests.random_programs.shrink import shrink_program
 from tests.random_programs.worker import reports
 
 DAILY_MESHES = ((2,), (2, 2), (2,), (2,), (2, 2), (2,), (2, 1, 2), (2,))
@@ -113,28 +113,28 @@ TWICE = ("v2 = v0 * v1", ("v2",), ("v0", "v1"))
 def test_a_program_is_judged_equal_or_wrong_by_its_values(fleet: Fleet) -> None:
     right = program(TWICE, heads=(Head("v2", (5, 3), torch.float32, 3, (Shard(1),)),))
     expected = expect(right)
-    assert judged(right, fleet.mesh((2,)), expected).kind == EQUAL
+    assert judge_program(right, fleet.mesh((2,)), expected).kind == EQUAL
     for name in ("v0", "v2"):
         target = expected.values[name]
         moved = target.value.detach().clone()
         moved[4, 2] += 0.01 * moved.abs().max()
-        values = {**expected.values, name: Wanted(moved.requires_grad_(), target.within)}
-        report = judged(right, fleet.mesh((2,)), Expected(values, expected.gradients))
+        values = {**expected.values, name: Target(moved.requires_grad_(), target.within)}
+        report = judge_program(right, fleet.mesh((2,)), Expected(values, expected.gradients))
         assert (report.kind, name in report.text) == (WRONG, True)
     grad = expected.gradients["v1"]
     assert grad is not None
-    rolled = {**expected.gradients, "v1": Wanted(grad.value.roll(1), grad.within)}
-    assert "gradient" in judged(right, fleet.mesh((2,)), Expected(expected.values, rolled)).reason
+    rolled = {**expected.gradients, "v1": Target(grad.value.roll(1), grad.within)}
+    assert "gradient" in judge_program(right, fleet.mesh((2,)), Expected(expected.values, rolled)).reason
 
 
 def test_what_is_refused_is_told_from_what_is_wrong(fleet: Fleet) -> None:
     selected = program(("v2 = v0[v0 > 0]", ("v2",), ("v0",)))
     run_locally = expect(program(TWICE))
-    report = judged(selected, fleet.mesh((2,)), run_locally)
+    report = judge_program(selected, fleet.mesh((2,)), run_locally)
     assert report.kind == REFUSED
     assert "torch.where" in report.text
     missing = Program(1, (2,), selected.inputs, (Line("v0.sum(0)", (), ("v0",), raises=True),))
-    assert "local torch raises" in judged(missing, fleet.mesh((2,)), run_locally).text
+    assert "local torch raises" in judge_program(missing, fleet.mesh((2,)), run_locally).text
 
 
 def test_only_an_order_that_depends_on_rounding_is_unjudged(fleet: Fleet) -> None:
@@ -146,15 +146,15 @@ def test_only_an_order_that_depends_on_rounding_is_unjudged(fleet: Fleet) -> Non
     local = Local(ties)
     for line in ties.lines:
         local.run(line.text)
-    values = {name: Wanted(tensor, 1e-5) for name, tensor in local.tensors.items()}
+    values = {name: Target(tensor, 1e-5) for name, tensor in local.tensors.items()}
     order = values["v3"].value
     swapped = order.view(3, 2).flip(1).reshape(-1)
-    expected = Expected({**values, "v3": Wanted(swapped, 0.0)}, {})
-    assert judged(ties, fleet.mesh((2,)), expected).kind == UNJUDGED
-    orders = [run["v3"] for run in rounded_otherwise(ties)]
+    expected = Expected({**values, "v3": Target(swapped, 0.0)}, {})
+    assert judge_program(ties, fleet.mesh((2,)), expected).kind == UNJUDGED
+    orders = [run["v3"] for run in rounding_variants(ties)]
     assert explained_by_rounding(swapped, orders, 0.0).all()
     assert not explained_by_rounding(order.roll(2), orders, 0.0).any()
-    numbers = [run["v2"] for run in rounded_otherwise(ties)]
+    numbers = [run["v2"] for run in rounding_variants(ties)]
     assert not explained_by_rounding(numbers[0], numbers, 1e-5).any()
 
 
@@ -174,7 +174,7 @@ def test_a_gradient_of_cancelling_terms_may_differ_by_their_rounding() -> None:
     assert 1e-8 < gradient.within < 1e-3
     nothing = (Line("v1 = v0 * 0", ("v1",), ("v0",)),)  # of one term, which no order changes
     gradient = expect(Program(1, (2,), (scalar,), nothing, (Head("v1", (), torch.float32, 3, (R,)),))).gradients["v0"]
-    assert gradient == Wanted(gradient.value, 0.0) if gradient is not None else False
+    assert gradient == Target(gradient.value, 0.0) if gradient is not None else False
 
 
 def test_a_failing_program_is_reduced_and_printed_for_pasting() -> None:
@@ -185,10 +185,10 @@ def test_a_failing_program_is_reduced_and_printed_for_pasting() -> None:
         ("v5 = v4.sort(0).values", ("v5",), ("v4",)),
     ]
     large = program(*lines, heads=(Head("v5", (5, 3), torch.float32, 3, (R,)),))
-    smallest = shrunk(large, lambda candidate, expected: any("relu" in line.text for line in candidate.lines))
+    smallest = shrink_program(large, lambda candidate, expected: any("relu" in line.text for line in candidate.lines))
     assert [line.text for line in smallest.lines] in (["v4 = v0.relu()"], ["v4 = v1.relu()"])
     assert [source.shape for source in smallest.inputs] in ([(1, 1)], [(1,)])
-    text = pasted(smallest)
+    text = paste_text(smallest)
     compile(text, "cell", "exec")
     assert "torch.tensor([" in text
 
@@ -207,5 +207,5 @@ def test_an_interrupted_run_continues_with_the_rest_and_the_failures(tmp_path: P
 
 
 def test_programs_follow_from_their_seeds() -> None:
-    texts = [pasted(generated(seed, (2, 2))) for seed in (1, 2, 1)]
+    texts = [paste_text(generate(seed, (2, 2))) for seed in (1, 2, 1)]
     assert texts[0] == texts[2] != texts[1]

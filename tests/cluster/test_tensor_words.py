@@ -75,12 +75,10 @@ def test_a_tensor_is_exactly_the_same_however_it_is_placed(mesh: Mesh, dtype: to
 
 
 def test_nan_and_infinities_are_kept_by_parts(mesh: Mesh) -> None:
-    tensor = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf])
+    t = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf])
     for kind in ("sum", "product", "max", "min"):
-        result = (
-            monarch.distribute(tensor, mesh).redistribute([Partial(kind), Replicate()]).redistribute([Shard(0)] * 2)
-        )
-        assert torch.equal(result.full_tensor().nan_to_num(7), tensor.nan_to_num(7)), kind
+        result = monarch.distribute(t, mesh).redistribute([Partial(kind), Replicate()]).redistribute([Shard(0)] * 2)
+        assert torch.equal(result.full_tensor().nan_to_num(7), t.nan_to_num(7)), kind
 
 
 def test_parts_that_do_not_fit_are_refused_with_line_and_remedy(mesh: Mesh) -> None:

@@ -1,4 +1,4 @@
-"""Actors of the tests with real servers, and what is done to them on each."""
+"""Actors of the tests with real servers, and the steps that all servers share."""
 
 import os
 import signal
@@ -51,12 +51,12 @@ class Trainer(Actor):
         import torch
         import torch.distributed as dist
 
-        given = torch.tensor([value])
+        tensor = torch.tensor([value])
         if dist.get_rank() == 1:
             Path(pipe).read_bytes()
-            given = given.log()
-        dist.all_reduce(given)
-        return given.item()
+            tensor = tensor.log()
+        dist.all_reduce(tensor)
+        return tensor.item()
 
 
 def get_another_key(console: Console) -> None:

@@ -1,4 +1,4 @@
-"""A controller that a test talks to: a process, in a network namespace if need be, which runs lines of Python."""
+"""A controller for a test: a process, in a network namespace if need be, which runs lines of Python."""
 
 import ast
 import json
@@ -27,7 +27,7 @@ class Console:
             )  # fmt: skip
 
     def tell(self, code: str) -> None:
-        """Have it run some lines; `answer` gives what came of them."""
+        """Has it run some lines; `answer` returns the result."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(code).encode() + b"\n")
         self.process.stdin.flush()
@@ -48,12 +48,12 @@ class Console:
         return answer["value"]
 
     def ask(self, code: str, within: float = SOON) -> Any:
-        """Both."""
+        """`tell`, then `answer`."""
         self.tell(code)
         return self.answer(within)
 
     def said(self) -> str:
-        """What it has printed and logged."""
+        """Its printed and logged output."""
         return self.log.read_text(errors="replace")
 
     def kill(self) -> None:
@@ -85,7 +85,7 @@ def run(code: str, names: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Answers on what was stdout; what is printed goes to the log. A mesh that fails does not end it."""
+    """Answers on the former stdout; printed text goes to the log. A mesh that fails does not end it."""
     import monarch_nb.actor
 
     monarch_nb.actor.unhandled_fault_hook = lambda failure: print(failure.report(), file=sys.stderr)

@@ -21,9 +21,9 @@ class Machines:
         self.consoles: list[Console] = []
         try:
             for end in range(1, count + 1):
-                there = {"SetEnv": f"XDG_STATE_HOME={self.state(end)} MONARCH_NB_PRELOAD= ", **settings}
+                variables = {"SetEnv": f"XDG_STATE_HOME={self.state(end)} MONARCH_NB_PRELOAD= ", **settings}
                 address, name = self.network.addresses[end], self.network.names[end]
-                self.servers.append(SSHServer(folder, address, name, **there))
+                self.servers.append(SSHServer(folder, address, name, **variables))
         except BaseException:
             self.close()
             raise
@@ -35,9 +35,9 @@ class Machines:
     def console(self, **env: str) -> Console:
         """A controller at its end of the network, with HOME and state of its own."""
         home = {"HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / "here"), "MONARCH_NB_PRELOAD": ""}
-        made = Console(self.folder, *self.network.inside(0), **{**home, **env})
-        self.consoles.append(made)
-        return made
+        console = Console(self.folder, *self.network.inside(0), **{**home, **env})
+        self.consoles.append(console)
+        return console
 
     def job(self, options: str = "") -> str:
         """A line that makes a job called `job`, a host on each machine."""
@@ -51,8 +51,8 @@ class Machines:
 
     def agents(self, end: int) -> list[int]:
         """The processes of the host agents on a machine."""
-        found = subprocess.run(["pgrep", "-f", "monarch_nb.job.worker"], capture_output=True, text=True, check=False)
-        return [pid for pid in map(int, found.stdout.split()) if str(self.state(end)) in command_of(pid)]
+        pgrep = subprocess.run(["pgrep", "-f", "monarch_nb.job.worker"], capture_output=True, text=True, check=False)
+        return [pid for pid in map(int, pgrep.stdout.split()) if str(self.state(end)) in command_of(pid)]
 
     def close(self) -> None:
         for console in self.consoles:

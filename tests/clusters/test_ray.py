@@ -24,11 +24,11 @@ job = RayJob({'trainers': 2}, env={'MONARCH_NB_PRELOAD': ''})
 @pytest.fixture
 def console(tmp_path: Path) -> Iterator[Console]:
     settings = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    made = Console(tmp_path, XDG_STATE_HOME=str(tmp_path / "state"), **settings)
-    made.ask(START, 120)
-    yield made
-    made.ask("job.kill()\nray.shutdown()\ncluster.shutdown()", 120)
-    made.close()
+    instance = Console(tmp_path, XDG_STATE_HOME=str(tmp_path / "state"), **settings)
+    instance.ask(START, 120)
+    yield instance
+    instance.ask("job.kill()\nray.shutdown()\ncluster.shutdown()", 120)
+    instance.close()
 
 
 def test_hosts_of_ray_get_another_key_while_they_work(console: Console) -> None:

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a Slurm of one's own needs root"),
 ]
 GRACE_S = 10
-AT_ONCE_S = 20.0  # for a machine under load; what is tested took a minute or more
+AT_ONCE_S = 20.0  # for a machine under load; the tested steps took a minute or more
 START = """
 import os, signal, time
 from monarch_nb.actor import Actor, MeshFailure, SupervisionError, endpoint, this_proc
@@ -80,10 +80,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def console(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Console]:
-    made = Console(tmp_path, SLURM_CONF=str(slurm.conf), XDG_STATE_HOME=str(tmp_path / "state"), MONARCH_NB_PRELOAD="")
-    yield made
-    if made.process.returncode is None:
-        made.kill()
+    instance = Console(
+        tmp_path, SLURM_CONF=str(slurm.conf), XDG_STATE_HOME=str(tmp_path / "state"), MONARCH_NB_PRELOAD=""
+    )
+    yield instance
+    if instance.process.returncode is None:
+        instance.kill()
     slurm.ask("scancel", "--user=root")
     until(lambda: slurm.ask("squeue", "-h") == "", "Slurm has tidied up", 60)
 
@@ -116,17 +118,19 @@ def test_a_job_that_waits_goes_out_of_the_queue_at_once(slurm: SlurmCluster, con
 def test_requests_that_slurm_can_never_grant_are_refused_with_its_reason(slurm: SlurmCluster, console: Console) -> None:
     many = r"many_0, .* wait in Slurm's queue \(job \d+: PartitionConfig\), and will for ever: partition all does not"
     shut = r"shut_0 waits in Slurm's queue \(job \d+: PartitionDown\), and will for ever: partition closed starts no"
-    asked = {"{'many': 9}": many, "{'shut': 1}, partition='closed'": shut}
-    for wanted, words in asked.items():
-        given, _, options = wanted.partition(", ")
+    requests = {"{'many': 9}": many, "{'shut': 1}, partition='closed'": shut}
+    for request, words in requests.items():
+        meshes, _, options = request.partition(", ")
         console.ask(
-            f"from monarch_nb.job import SlurmJob\njob = SlurmJob({given}, {PYTHON!r}, {options})\njob.state(None)"
+            f"from monarch_nb.job import SlurmJob\njob = SlurmJob({meshes}, {PYTHON!r}, {options})\njob.state(None)"
         )
-        said = re.compile(words)
-        until(lambda said=said: said.search(console.ask("str(job.progress)")), "the progress says so", AT_ONCE_S)
-        until(lambda said=said: said.search(console.said()), "it is said, though nobody asks", AT_ONCE_S)
+        pattern = re.compile(words)
+        until(
+            lambda pattern=pattern: pattern.search(console.ask("str(job.progress)")), "the progress says so", AT_ONCE_S
+        )
+        until(lambda pattern=pattern: pattern.search(console.said()), "it is said, though nobody asks", AT_ONCE_S)
         console.ask("job.kill()", AT_ONCE_S)
-    assert console.said().count("for ever") == len(asked), "once each"
+    assert console.said().count("for ever") == len(requests), "once each"
     with pytest.raises(RuntimeError, match=r"sbatch: .*gres"):
         console.ask(f"SlurmJob({{'gpus': 1}}, {PYTHON!r}, gpus_per_node=1).state(None)")
     assert queue(slurm) == ""
@@ -144,26 +148,26 @@ def test_hosts_that_slurm_ends_have_notice_and_their_grace(slurm: SlurmCluster, 
     elif end == "preemption":
         slurm.ask("sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
 
-    def seen() -> tuple[list[int], list[tuple[float, str]], list[str], list[int]]:
+    def report() -> tuple[list[int], list[tuple[float, str]], list[str], list[int]]:
         answer: tuple[list[int], list[tuple[float, str]], list[str], list[int]] = console.ask(
             "owner.seen.call_one().get(60)"
         )
         return answer
 
-    answers = [seen()]
-    until(lambda: answers.append(seen()) or len(answers[-1][0]) == 2, "the hook has saved", 200)
-    saved, [[left, by]], failures, _ = answers[-1]  # asked again, it might have failed by now
+    answers = [report()]
+    until(lambda: answers.append(report()) or len(answers[-1][0]) == 2, "the hook has saved", 200)
+    saved, [[seconds_left, by]], failures, _ = answers[-1]  # asked again, it might have failed by now
     assert sorted(saved) == sorted(pids)
     assert failures == []
-    assert 0 < left <= GRACE_S
+    assert 0 < seconds_left <= GRACE_S
     assert f"Slurm job {number}" in by
     assert {"scancel": "is being ended", "preemption": "is preempted", "time limit": "its time limit"}[end] in by
     until(lambda: console.ask("owner.lost_ranks.call_one().get(60)") == [0, 1], "the failures", 90)
     assert none_alive(pids)
-    _, notices, failures, alive = seen()
+    _, notices, failures, alive = report()
     assert alive == [], "declared dead while it lived"
     assert len(notices) == 1, "one notice"
-    assert all("its owner" not in text for text in failures), "who owns them lives"
+    assert all("its owner" not in text for text in failures), "their owner lives"
     until(lambda: console.ask("len(job.progress.missing)") == 2, "the progress has none any more")
     console.ask("job.kill()", 60)
 

@@ -27,9 +27,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    made = Machines(tmp_path_factory.mktemp("machines"), 2)
-    yield made
-    made.close()
+    instance = Machines(tmp_path_factory.mktemp("machines"), 2)
+    yield instance
+    instance.close()
 
 
 @pytest.mark.parametrize("reach", ["direct", "tunnel"])
@@ -45,9 +45,9 @@ def test_a_job_runs_on_two_machines_and_leaves_nothing_there(machines: Machines,
 
 @pytest.fixture
 def console(machines: Machines) -> Iterator[Console]:
-    made = machines.console()
-    yield made
-    made.kill()
+    instance = machines.console()
+    yield instance
+    instance.kill()
     for end, server in enumerate(machines.servers, 1):
         machines.network.plug(end)
         if server.process.poll() is not None:
@@ -57,9 +57,9 @@ def console(machines: Machines) -> Iterator[Console]:
 
 
 def lost(console: Console) -> list[str]:
-    """Why hosts count as lost there."""
-    found: list[str] = console.ask(LOST)
-    return found
+    """The reasons why hosts count as lost in a controller."""
+    reasons: list[str] = console.ask(LOST)
+    return reasons
 
 
 LOST = (
@@ -100,10 +100,10 @@ def test_agents_killed_behind_a_tunnel_are_lost_with_the_remote_reason(machines:
     until(lambda: len(lost(console)) == 1, "its host is lost")
     with pytest.raises(RuntimeError, match="SupervisionError"):
         console.ask(COUNTS)
-    [why] = lost(console)
-    seen = f"on {machines.servers[1].name}, (process {agent}) has ended", "nobody listens at port"
-    assert any(each in why for each in seen), why
-    assert "127.0.0.1" not in why
+    [reason] = lost(console)
+    expected = f"on {machines.servers[1].name}, (process {agent}) has ended", "nobody listens at port"
+    assert any(text in reason for text in expected), reason
+    assert "127.0.0.1" not in reason
     console.ask("from monarch_nb.actor import heal_mesh\nheal_mesh(counters, replace=True, timeout=60)")
     assert console.ask(COUNTS)[1][0] == 1
     console.ask("job.kill()")
@@ -116,10 +116,10 @@ def test_tunnels_cut_past_the_lease_lose_the_host_with_the_reason(machines: Mach
     console.tell(COUNTS)
     with pytest.raises(RuntimeError, match=r"through SSH for 6 s: the SSH connection is cut for \d+ s \("):
         console.answer()
-    [why] = lost(console)
-    assert f"of {machines.servers[0].name}, through SSH" in why
-    assert "refuses the connection" in why, "what the last attempt saw"
-    assert "nobody listens at" not in why
+    [reason] = lost(console)
+    assert f"of {machines.servers[0].name}, through SSH" in reason
+    assert "refuses the connection" in reason, "what the last attempt saw"
+    assert "nobody listens at" not in reason
     machines.servers[0].start()
     until(lambda: lost(console) == [], "the tunnel is there again, and the host")
     console.ask("from monarch_nb.actor import heal_mesh\nheal_mesh(counters, timeout=60)", 90)
@@ -170,19 +170,21 @@ procs = hosts.spawn_procs(name='pair')
 trainers = procs.spawn('trainers', Trainer)
 trainers.join.call().get(90).values()
 """
-WHY = "[[each.kind, each.ranks, each.sure, each.text] for each in monarch_nb.diagnose(trainers).findings]"
+WHY = (
+    "[[finding.kind, finding.ranks, finding.sure, finding.text] for finding in monarch_nb.diagnose(trainers).findings]"
+)
 
 
 def test_a_hang_over_two_machines_is_explained_and_ended(machines: Machines, console: Console, tmp_path: Path) -> None:
-    """Also which rank a signal has stopped, which cannot be reached, and where a NaN is from."""
+    """Also a rank stopped by a signal, one that cannot be reached, and the source of a NaN."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     pids = console.ask(machines.job("reach='direct'") + TRAINERS, 120)
     console.ask(f"call = trainers.reduce.call({str(pipe)!r})\nNone")
 
     def is_found(kind: str, ranks: list[int], sure: bool, words: str) -> bool:
-        found = console.ask(WHY)
-        return bool(found) and found[0][:3] == [kind, ranks, sure] and words in found[0][3]
+        findings = console.ask(WHY)
+        return bool(findings) and findings[0][:3] == [kind, ranks, sure] and words in findings[0][3]
 
     missing = "hosts=1 has not begun all_reduce no. 1 (actors.py:"
     until(lambda: is_found("missing_from_collective", [1], True, missing), "the missing rank is named", 60)

@@ -1,4 +1,4 @@
-"""What a test of a framework needs, and how it says that it was left out."""
+"""Requirements of a test of a framework, and the message if it is left out."""
 
 import importlib.util
 

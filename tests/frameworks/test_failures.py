@@ -53,17 +53,17 @@ def trains(nb: Notebook, training: Training) -> None:
 
 
 def findings(nb: Notebook) -> str:
-    """What `%why` finds; it needs a wait that has lasted for a while."""
-    found = ""
+    """The text of `%why`; it needs a wait that has lasted for a while."""
+    text = ""
 
     def names_a_rank() -> bool:
-        nonlocal found
+        nonlocal text
         cell = nb.run("%why spmd").ok()
-        found = f"{cell.stdout}{cell.text}"
-        return "gpus=1" in found
+        text = f"{cell.stdout}{cell.text}"
+        return "gpus=1" in text
 
     until(names_a_rank, "a finding")
-    return found
+    return text
 
 
 def test_an_exception_comes_first_and_the_next_cell_trains(nb: Notebook, training: Training) -> None:

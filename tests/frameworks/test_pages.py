@@ -1,4 +1,4 @@
-"""What people paste from the pages on frameworks runs as it stands, each page in a fresh notebook."""
+"""Code on the pages on frameworks runs as it stands, each page in a fresh notebook."""
 
 from pathlib import Path
 

@@ -39,7 +39,7 @@ _ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Outcome:
-    """What came of one fact."""
+    """The outcome of one fact."""
 
     part: str
     name: str
@@ -107,13 +107,13 @@ def run_apart(part: str, name: str, logs: Path) -> Outcome:
             pass
         process.wait()
     lines = log.read_text(errors="replace").splitlines()
-    said = [line for line in lines if line.startswith(_OUTCOME)]
+    answers = [line for line in lines if line.startswith(_OUTCOME)]
     seconds = time.monotonic() - began
-    if said and not late:
-        how, evidence, seconds = json.loads(said[-1].removeprefix(_OUTCOME))
+    if answers and not late:
+        how, evidence, seconds = json.loads(answers[-1].removeprefix(_OUTCOME))
     else:
-        why = f"no end within {limit:.0f} s" if late else f"its process ended with {process.returncode}"
-        how, evidence = "fails", f"{why}: {' / '.join(lines[-3:])[-300:]}"
+        reason = f"no end within {limit:.0f} s" if late else f"its process ended with {process.returncode}"
+        how, evidence = "fails", f"{reason}: {' / '.join(lines[-3:])[-300:]}"
     return Outcome(part, name, title(function), how, evidence, seconds)
 
 
@@ -122,7 +122,7 @@ def run_all(chosen: Iterable[tuple[str, str]], jobs: int, logs: Path) -> Iterato
     beside, alone = [], []
     for part, name in chosen:
         (alone if getattr(facts(part)[name], "alone", False) else beside).append((part, name))
-    beside.sort(key=lambda each: -getattr(facts(each[0])[each[1]], "limit_s", LIMIT_S))  # the longest first
+    beside.sort(key=lambda item: -getattr(facts(item[0])[item[1]], "limit_s", LIMIT_S))  # the longest first
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(run_apart, part, name, logs) for part, name in beside]
         for future in concurrent.futures.as_completed(futures):
@@ -135,11 +135,11 @@ def about() -> str:
     """Date, GPU, driver and versions."""
     import torch
 
-    found = subprocess.run(
+    query = subprocess.run(
         ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
         capture_output=True, text=True, check=False,
     ) if _has("nvidia-smi") else None  # fmt: skip
-    gpus = "; ".join(found.stdout.strip().splitlines()) if found and found.stdout.strip() else "no GPU"
+    gpus = "; ".join(query.stdout.strip().splitlines()) if query and query.stdout.strip() else "no GPU"
     return (
         f"{datetime.date.today():%Y-%m-%d}, {gpus}; PyTorch {torch.__version__}, Python {platform.python_version()}, "
         f"{os.cpu_count()} processors"
@@ -152,7 +152,7 @@ def _has(program: str) -> bool:
 
 def page(outcomes: list[Outcome]) -> str:
     """The report, as Markdown."""
-    counts = {how: sum(each.how == how for each in outcomes) for how in _WORDS}
+    counts = {how: sum(outcome.how == how for outcome in outcomes) for how in _WORDS}
     lines = [
         "# What was seen on a GPU",
         "",
@@ -162,13 +162,13 @@ def page(outcomes: list[Outcome]) -> str:
         f"**{about()}**: {counts['holds']} facts hold, {counts['fails']} fail, {counts['not tried']} were not tried.",
     ]
     for part, heading in PARTS.items():
-        rows = [each for each in outcomes if each.part == part]
+        rows = [outcome for outcome in outcomes if outcome.part == part]
         if not rows:
             continue
         lines += ["", f"## {heading}", "", "| fact | | evidence | s |", "|---|---|---|---:|"]
-        for each in rows:
-            evidence = each.evidence.replace("|", "\\|").replace("\n", " ")[:400]
-            lines.append(f"| {each.title} | {_WORDS[each.how]} | {evidence} | {each.seconds:.1f} |")
+        for outcome in rows:
+            evidence = outcome.evidence.replace("|", "\\|").replace("\n", " ")[:400]
+            lines.append(f"| {outcome.title} | {_WORDS[outcome.how]} | {evidence} | {outcome.seconds:.1f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -182,37 +182,37 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="where the page goes; it is printed anyhow")
     parser.add_argument("--logs", type=Path, default=_ROOT / "build/gpu-report", help="what the facts print goes here")
     parser.add_argument("--fact", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.fact:
+    args = parser.parse_args()
+    if args.fact:
         import faulthandler
 
         faulthandler.enable()
-        run_here(*given.fact.split("."))
+        run_here(*args.fact.split("."))
         sys.stdout.flush()
         return 0
     if DEVICE == "cuda" and not has_gpu():
         print(
             f"There is no GPU here: torch.cuda.is_available() says so ({about()}). Facts that need one are not tried."
         )
-        if given.page:
+        if args.page:
             print(
-                f"{given.page} keeps what was seen on a GPU, and is not written. PART=devices runs a part all the same."
+                f"{args.page} keeps what was seen on a GPU, and is not written. PART=devices runs a part all the same."
             )
             return 1
-    chosen = [(part, name) for part in given.part for name in facts(part)]
-    if given.only:
-        chosen = [each for each in chosen if ".".join(each) in given.only]
-    chosen = [each for each in chosen if ".".join(each) not in given.skip]
-    given.logs.mkdir(parents=True, exist_ok=True)
+    chosen = [(part, name) for part in args.part for name in facts(part)]
+    if args.only:
+        chosen = [item for item in chosen if ".".join(item) in args.only]
+    chosen = [item for item in chosen if ".".join(item) not in args.skip]
+    args.logs.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
-    order = {each: number for number, each in enumerate(chosen)}
+    order = {item: number for number, item in enumerate(chosen)}
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for outcome in run_all(chosen, given.jobs, given.logs):
+        for outcome in run_all(chosen, args.jobs, args.logs):
             outcomes.append(outcome)
-            said = f"{outcome.how:9}  {outcome.part}.{outcome.name}: {outcome.evidence}"
-            print(f"{time.monotonic() - began:5.0f} s  {said}"[:600], flush=True)
+            line = f"{outcome.how:9}  {outcome.part}.{outcome.name}: {outcome.evidence}"
+            print(f"{time.monotonic() - began:5.0f} s  {line}"[:600], flush=True)
     except KeyboardInterrupt:
         done = {(outcome.part, outcome.name) for outcome in outcomes}
         outcomes += [
@@ -220,12 +220,12 @@ def main() -> int:
             for part, name in chosen
             if (part, name) not in done
         ]
-    outcomes.sort(key=lambda each: order[each.part, each.name])
+    outcomes.sort(key=lambda outcome: order[outcome.part, outcome.name])
     text = page(outcomes)
-    if given.page:
-        given.page.write_text(text)
+    if args.page:
+        args.page.write_text(text)
     print("\n" + text)
-    return int(any(each.how == "fails" for each in outcomes))
+    return int(any(outcome.how == "fails" for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -102,9 +102,9 @@ def a_breakpoint_shows_tensors() -> str:
     text = debug.eval("x").text
     loss = debug.eval("loss").values
     debug.resume()
-    found = list(future.get(_ANSWER_S).values())
+    result = list(future.get(_ANSWER_S).values())
     procs.stop().get(20)
-    assert found == [30.0, 30.0], found
+    assert result == [30.0, 30.0], result
     assert "NaN" in text, text
     assert DEVICE == "cpu" or "cuda" in text, text
     return f"{text[:200]}; loss {loss}"
@@ -122,9 +122,9 @@ def a_busy_device_does_not_hold_the_debugger_up() -> str:
     text = debug.eval("y").text
     took = time.monotonic() - began
     debug.resume()
-    found = future.get(_ANSWER_S)
+    result = future.get(_ANSWER_S)
     procs.stop().get(20)
-    assert found == str(2 << 20), found
+    assert result == str(2 << 20), result
     assert "not computed yet" in text, text
     assert took < 4, took
     return f"{took:.1f} s: {text[:160]}"
@@ -174,35 +174,35 @@ def an_error_that_stays_marks_the_rank_and_heal_mends_it() -> str:
     import monarch
     import monarch.actor
 
-    stories: list[str] = []
-    monarch.actor.unhandled_fault_hook = lambda failure: stories.append(str(failure))
+    failures: list[str] = []
+    monarch.actor.unhandled_fault_hook = lambda failure: failures.append(str(failure))
     procs, trainers = _trainers(2)
     assert list(trainers.value.call().get(_ANSWER_S).values()) == [4.0, 4.0]
     try:
         trainers.slice(ranks=0).assertion.call_one().get(_ANSWER_S)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
     else:
         raise AssertionError("no error")
-    other = trainers.slice(ranks=1).value.call_one().get(_ANSWER_S)
-    assert other == 4.0, other
+    value = trainers.slice(ranks=1).value.call_one().get(_ANSWER_S)
+    assert value == 4.0, value
     end = time.monotonic() + _ANSWER_S
-    while not stories and time.monotonic() < end:
+    while not failures and time.monotonic() < end:
         time.sleep(0.05)
     try:
         trainers.slice(ranks=0).value.call_one().get(_ANSWER_S)
     except Exception as error:
-        later = str(error)
+        message = str(error)
     else:
         raise AssertionError("the rank still computes")
     monarch.heal_mesh(procs)
     healed = list(trainers.value.call().get(_ANSWER_S).values())
     procs.stop().get(20)
     assert healed == [4.0, 4.0], healed
-    assert "heal_mesh" in said, said
-    assert len(stories) == 1, stories
-    assert "cannot use its GPU any more" in later, later
-    return next(line for line in later.splitlines() if "cannot use its GPU" in line).strip(" |")[:300]
+    assert "heal_mesh" in text, text
+    assert len(failures) == 1, failures
+    assert "cannot use its GPU any more" in message, message
+    return next(line for line in message.splitlines() if "cannot use its GPU" in line).strip(" |")[:300]
 
 
 @fact(limit_s=90)
@@ -219,7 +219,7 @@ def the_first_nan_is_named() -> str:
     assert not nothing.findings, str(nothing)
     assert "aten.log.default gave 512 NaN in bfloat16[8×64]" in str(forward), str(forward)
     assert "in the backward of _Root (debugging.py:" in str(backward), str(backward)
-    assert [each.ranks for each in (*forward.findings, *backward.findings)] == [(0, 1)] * 2
+    assert [finding.ranks for finding in (*forward.findings, *backward.findings)] == [(0, 1)] * 2
     return f"{forward}; {backward}"
 
 
@@ -232,9 +232,9 @@ def out_of_memory_in_an_actor() -> str:
     try:
         trainers.too_much.call_one().get(_ANSWER_S)
     except ActorError as error:
-        said = str(error)
+        text = str(error)
     value = trainers.value.call_one().get(_ANSWER_S)
     procs.stop().get(20)
     assert value == 4.0
-    assert "OutOfMemoryError" in said, said
-    return next(line for line in said.splitlines() if "OutOfMemory" in line)[:250]
+    assert "OutOfMemoryError" in text, text
+    return next(line for line in text.splitlines() if "OutOfMemory" in line)[:250]

@@ -1,4 +1,4 @@
-"""Which GPU a process gets, and what is known of it."""
+"""The GPU that a process gets, and facts about it."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ _ANSWER_S = 60.0
 
 
 class Rank(Actor):
-    """Says what it sees."""
+    """Reports its devices."""
 
     @endpoint
     def sees(self) -> tuple[str | None, int, str]:
@@ -30,38 +30,38 @@ class Rank(Actor):
         import torch
 
         end = time.monotonic() + seconds
-        one = torch.ones(16384, 16384, device="cuda")  # 1 GB
+        matrix = torch.ones(16384, 16384, device="cuda")  # 1 GB
         while time.monotonic() < end:
-            one @ one
+            matrix @ matrix
             torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
         return total - free
 
 
-def _seen(**options: Any) -> list[Any]:
+def _visible(**options: Any) -> list[Any]:
     if DEVICE != "cuda":
         raise NotTried("it needs a GPU")
     need_gpu()
     procs = this_host().spawn_procs(**options)
-    found = list(procs.spawn("ranks", Rank).sees.call().get(_ANSWER_S).values())
+    answers = list(procs.spawn("ranks", Rank).sees.call().get(_ANSWER_S).values())
     procs.stop().get(20)
-    return found
+    return answers
 
 
 def a_rank_gets_its_gpu() -> str:
     """gpus=1 gives the rank the GPU, by CUDA_VISIBLE_DEVICES"""
-    found = _seen(per_host={"gpus": 1})
-    assert found[0][:2] == ("0", 1), found
-    return f"CUDA_VISIBLE_DEVICES={found[0][0]}: {found[0][2]}"
+    answers = _visible(per_host={"gpus": 1})
+    assert answers[0][:2] == ("0", 1), answers
+    return f"CUDA_VISIBLE_DEVICES={answers[0][0]}: {answers[0][2]}"
 
 
 def a_host_with_too_few_is_an_error() -> str:
     """gpus=2 on a host with one is an error before anything starts, that says what to do"""
     try:
-        found = _seen(per_host={"gpus": 2})
+        answers = _visible(per_host={"gpus": 2})
     except ValueError as error:
         return str(error)[:300]
-    raise AssertionError(f"it was spawned: {found}")
+    raise AssertionError(f"it was spawned: {answers}")
 
 
 def doctor() -> str:
@@ -81,13 +81,13 @@ def use_is_shown() -> str:
     began = time.monotonic()
     connection = str(monarch_nb.top.serve())
     procs = this_host().spawn_procs(per_host={"gpus": 1})
-    used = procs.spawn("ranks", Rank).computes.call_one(20.0)
+    future = procs.spawn("ranks", Rank).computes.call_one(20.0)
     command = [sys.executable, "-m", "monarch_nb", "top", connection, "--once", "--find", "gpu>50% gpu_memory>2gb"]
     text = ""
     while "gpus=0" not in text and time.monotonic() < began + 18:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
         text = done.stdout + done.stderr
-    found = used.get(_ANSWER_S)
+    nbytes = future.get(_ANSWER_S)
     procs.stop().get(20)
     assert "gpus=0" in text, text
-    return f"{found / 1e9:.1f} GB in use; " + " / ".join(text.splitlines()[-2:])[:200]
+    return f"{nbytes / 1e9:.1f} GB in use; " + " / ".join(text.splitlines()[-2:])[:200]

@@ -1,4 +1,4 @@
-"""Each thing that the driver of pretence assumes of the real one (monarch_nb/gpu/pretence.py, ASSUMPTIONS)."""
+"""All that the driver of pretence assumes of the real one (monarch_nb/gpu/pretence.py, ASSUMPTIONS)."""
 
 import ctypes
 import multiprocessing
@@ -23,11 +23,11 @@ def _driver() -> Any:
     from monarch_nb.gpu import driver
 
     torch.cuda.init()
-    found = driver()
-    if found is None:
+    instance = driver()
+    if instance is None:
         raise NotTried("cuda-bindings cannot be imported, or libcuda is not there")
-    assert found.name == "cuda", found.name
-    return found
+    assert instance.name == "cuda", instance.name
+    return instance
 
 
 def _bytes(driver: Any, address: int, size: int) -> bytes:
@@ -45,33 +45,33 @@ def _fill(driver: Any, address: int, data: bytes) -> None:
 def _process(function: Callable[..., None], *args: object) -> Iterator[tuple[Any, Connection]]:
     """A process of its own that runs `function(connection, *args)`."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=function, args=(theirs, *args), daemon=True)
+    receiver, sender = context.Pipe()
+    process = context.Process(target=function, args=(sender, *args), daemon=True)
     process.start()
-    theirs.close()
+    sender.close()
     try:
-        yield process, ours
+        yield process, receiver
     finally:
         process.kill()
         process.join()
 
 
-def _received(connection: Connection) -> Any:
+def _receive(connection: Connection) -> Any:
     assert connection.poll(_ANSWER_S), "the other process did not answer"
-    found = connection.recv()
-    if isinstance(found, Exception):
-        raise found
-    return found
+    answer = connection.recv()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _descriptor_of(pid: int, descriptor: int) -> int:
     pidfd = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
-        found = libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0)
-        if found < 0:
+        fd = libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0)
+        if fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return int(found)
+        return int(fd)
     finally:
         os.close(pidfd)
 
@@ -92,17 +92,17 @@ def a_descriptor_outlives_its_process() -> str:
     """A descriptor of create() travels by pidfd_getfd, and its memory outlives the process that made it"""
     driver = _driver()
     with _process(_makes, 3 * _MB, b"made by another process") as (process, connection):
-        pid, theirs, size = _received(connection)
+        pid, number, size = _receive(connection)
         began = time.perf_counter()
-        own = _descriptor_of(pid, theirs)
+        own = _descriptor_of(pid, number)
         process.kill()
         process.join()
         address = driver.map(own, size, 0)
         mapped = time.perf_counter() - began
-        found = _bytes(driver, address, 23)
+        data = _bytes(driver, address, 23)
         driver.unmap(address, size)
         os.close(own)
-    assert found == b"made by another process", found
+    assert data == b"made by another process", data
     return f"{size / _MB:.0f} MB read after SIGKILL of the maker; fetched and mapped in {mapped * 1e3:.1f} ms"
 
 
@@ -111,11 +111,11 @@ def proc_fd_does_not_open_it() -> str:
     driver = _driver()
     descriptor, size = driver.create(_MB, 0)
     try:
-        other = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+        reopened = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
     except OSError as error:
         return f"open: {error.strerror}"
     try:
-        driver.map(other, size, 0)
+        driver.map(reopened, size, 0)
     except Exception as error:
         return f"it opens, and cannot be mapped: {error}"
     return "it opens and can be mapped here: pidfd_getfd would not be needed"
@@ -125,15 +125,15 @@ def both_sides_see_the_same_memory() -> str:
     """What one process writes to mapped memory, another that maps the same descriptor reads"""
     driver = _driver()
     with _process(_makes, _MB, b"one") as (_, connection):
-        pid, theirs, size = _received(connection)
-        own = _descriptor_of(pid, theirs)
+        pid, number, size = _receive(connection)
+        own = _descriptor_of(pid, number)
         first, second = driver.map(own, size, 0), driver.map(own, size, 0)
         _fill(driver, first, b"two")
-        found = _bytes(driver, second, 3)
+        data = _bytes(driver, second, 3)
         for address in (first, second):
             driver.unmap(address, size)
         os.close(own)
-    assert found == b"two", found
+    assert data == b"two", data
     return "two mappings of one descriptor"
 
 
@@ -144,24 +144,24 @@ def memory_that_nobody_holds_is_free_again() -> str:
     size = 2048 * _MB
     before = driver.memory(0)[0]
     with _process(_makes, size, b"x") as (process, connection):
-        pid, theirs, _ = _received(connection)
-        own = _descriptor_of(pid, theirs)
+        pid, number, _ = _receive(connection)
+        own = _descriptor_of(pid, number)
         process.kill()
         process.join()
-        held = driver.memory(0)[0]
+        rest = driver.memory(0)[0]
         os.close(own)
         freed = driver.memory(0)[0]
-    assert before - held > size * 0.9, f"the descriptor did not hold the memory: {before:,} {held:,}"
+    assert before - rest > size * 0.9, f"the descriptor did not hold the memory: {before:,} {rest:,}"
     assert before - freed < size * 0.5, f"not free again: {before:,} before, {freed:,} after"
     return (
-        f"free: {before >> 20:,} MB before, {held >> 20:,} with the descriptor alone, {freed >> 20:,} after its close"
+        f"free: {before >> 20:,} MB before, {rest >> 20:,} with the descriptor alone, {freed >> 20:,} after its close"
     )
 
 
 def create_and_map_are_quick() -> str:
     """What create, map, unmap and close take"""
     driver = _driver()
-    said = []
+    texts = []
     for size in (2 * _MB, 64 * _MB, 1024 * _MB):
         spans: list[list[float]] = [[], [], []]
         for _ in range(5):
@@ -176,8 +176,8 @@ def create_and_map_are_quick() -> str:
             for span, start, end in zip(spans, marks, marks[1:], strict=False):
                 span.append((end - start) * 1e3)
         middle = [sorted(span)[2] for span in spans]
-        said.append(f"{size // _MB} MB: {middle[0]:.2f} + {middle[1]:.2f} + {middle[2]:.2f} ms")
-    return "; ".join(said)
+        texts.append(f"{size // _MB} MB: {middle[0]:.2f} + {middle[1]:.2f} + {middle[2]:.2f} ms")
+    return "; ".join(texts)
 
 
 def _lends(connection: Connection) -> None:
@@ -204,13 +204,13 @@ def an_allocation_of_torch_can_be_lent() -> str:
     """An allocation of torch's can be lent, opened by another process, and read and written at an offset"""
     driver = _driver()
     with _process(_lends) as (_, connection):
-        handle, offset = _received(connection)
+        handle, offset = _receive(connection)
         began = time.perf_counter()
         address = driver.open(handle, 0)
         opened = time.perf_counter() - began
         before = _bytes(driver, address + offset + 400, 4)
         connection.send(None)
-        _received(connection)
+        _receive(connection)
         after = _bytes(driver, address + offset + 400, 4)
         again = driver.open(handle, 0)
         driver.close(again)
@@ -248,31 +248,31 @@ def an_opened_allocation_after_its_owner_was_killed() -> str:
     from monarch_nb.gpu import GpuError
 
     with _process(_lends) as (process, connection):
-        handle, offset = _received(connection)
+        handle, offset = _receive(connection)
         address = driver.open(handle, 0)
         process.kill()
         process.join()
         try:
             value = int.from_bytes(_bytes(driver, address + offset + 400, 4), "little")
-            found = f"read {value} (100 was there)"
+            text = f"read {value} (100 was there)"
         except GpuError as error:
-            found = f"error: {error}"
+            text = f"error: {error}"
         driver.check()
         try:
             driver.close(address)
-            other = driver.open(handle, 0)
-            found += f"; the handle of the dead can still be opened ({other:#x})"
+            reopened = driver.open(handle, 0)
+            text += f"; the handle of the dead can still be opened ({reopened:#x})"
         except GpuError as error:
-            found += f"; its handle no longer opens: {error}"
+            text += f"; its handle no longer opens: {error}"
         driver.check()
-    return found
+    return text
 
 
 def a_handle_after_the_allocation_was_freed() -> str:
     """A handle does not open an allocation that was made later at the same address"""
     driver = _driver()
     with _process(_frees) as (_, connection):
-        handle, same_address, other = _received(connection)
+        handle, same_address, second = _receive(connection)
         from monarch_nb.gpu import GpuError
 
         try:
@@ -280,10 +280,10 @@ def a_handle_after_the_allocation_was_freed() -> str:
         except GpuError as error:
             connection.send(None)
             return f"refused: {error} (the same address was given again: {same_address})"
-        found = _bytes(driver, address, 4)
+        data = _bytes(driver, address, 4)
         connection.send(None)
-        assert other != handle, "the handles of the old and the new allocation are equal"
-        return f"it opens, and reads {found.hex()} (the same address was given again: {same_address}; handles differ)"
+        assert second != handle, "the handles of the old and the new allocation are equal"
+        return f"it opens, and reads {data.hex()} (the same address was given again: {same_address}; handles differ)"
 
 
 def _frees(connection: Connection) -> None:
@@ -308,7 +308,7 @@ def _frees(connection: Connection) -> None:
 def expandable_segments_cannot_be_lent() -> str:
     """Memory of expandable segments is refused by lend(), or can be lent as any other"""
     with _process(_lends_expandable) as (_, connection):
-        return str(_received(connection))
+        return str(_receive(connection))
 
 
 def _lends_expandable(connection: Connection) -> None:
@@ -363,8 +363,8 @@ def a_copy_waits_for_the_stream_it_is_given() -> str:
         began = time.perf_counter()
         driver.copy(target.data_ptr(), source.data_ptr(), _MB, device=0, after=stream.cuda_stream)
         waited = time.perf_counter() - began
-    found = int(target.min())
-    assert found == 9, f"copied {found} before the stream had written 9"
+    value = int(target.min())
+    assert value == 9, f"copied {value} before the stream had written 9"
     return f"waited {waited:.2f} s for the stream"
 
 
@@ -379,8 +379,8 @@ def a_copy_waits_for_the_default_stream() -> str:
     torch.cuda._sleep(int(4e8))  # some tenths of a second
     source.fill_(9)
     driver.copy(target.data_ptr(), source.data_ptr(), _MB, device=0, after=driver.current_stream(0))
-    found = int(target.min())
-    assert found == 9, f"copied {found} before the default stream had written 9"
+    value = int(target.min())
+    assert value == 9, f"copied {value} before the default stream had written 9"
     return f"stream {driver.current_stream(0)}"
 
 
@@ -410,13 +410,13 @@ def copies_between_pageable_memory_and_the_device() -> str:
 
     for size in (1, 4095, 8 * _MB, 8 * _MB + 1, 17 * _MB + 3, 40 * _MB):
         data = torch.randint(0, 255, (size,), dtype=torch.uint8)
-        there = torch.empty(size, dtype=torch.uint8, device="cuda")
+        gpu = torch.empty(size, dtype=torch.uint8, device="cuda")
         back = torch.empty(size, dtype=torch.uint8)
         stream = torch.cuda.current_stream().cuda_stream
-        driver.copy(there.data_ptr(), data.data_ptr(), size, device=0, after=stream)
-        driver.copy(back.data_ptr(), there.data_ptr(), size, device=0)
+        driver.copy(gpu.data_ptr(), data.data_ptr(), size, device=0, after=stream)
+        driver.copy(back.data_ptr(), gpu.data_ptr(), size, device=0)
         assert torch.equal(back, data), f"{size} bytes differ"
-        assert torch.equal(there.cpu(), data), f"{size} bytes differ on the device"
+        assert torch.equal(gpu.cpu(), data), f"{size} bytes differ on the device"
     return "1 byte to 40 MB, there and back"
 
 
@@ -437,19 +437,19 @@ def staging_is_quick() -> str:
     import torch
 
     size = 256 * _MB
-    there = torch.empty(size, dtype=torch.uint8, device="cuda")
+    gpu = torch.empty(size, dtype=torch.uint8, device="cuda")
     plain = torch.zeros(size, dtype=torch.uint8)
     pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-    address = there.data_ptr()
+    address = gpu.data_ptr()
     sync = torch.cuda.synchronize
     rates = {
         "to pageable": _gb_per_s(lambda: driver.copy(plain.data_ptr(), address, size, device=0), size),
         "to pinned": _gb_per_s(lambda: driver.copy(pinned.data_ptr(), address, size, device=0), size),
         "from pageable": _gb_per_s(lambda: driver.copy(address, plain.data_ptr(), size, device=0), size),
         "from pinned": _gb_per_s(lambda: driver.copy(address, pinned.data_ptr(), size, device=0), size),
-        "torch to pageable": _gb_per_s(lambda: (plain.copy_(there), sync()), size),  # type: ignore[func-returns-value]
-        "torch to pinned": _gb_per_s(lambda: (pinned.copy_(there), sync()), size),  # type: ignore[func-returns-value]
-        "torch from pageable": _gb_per_s(lambda: (there.copy_(plain), sync()), size),  # type: ignore[func-returns-value]
+        "torch to pageable": _gb_per_s(lambda: (plain.copy_(gpu), sync()), size),  # type: ignore[func-returns-value]
+        "torch to pinned": _gb_per_s(lambda: (pinned.copy_(gpu), sync()), size),  # type: ignore[func-returns-value]
+        "torch from pageable": _gb_per_s(lambda: (gpu.copy_(plain), sync()), size),  # type: ignore[func-returns-value]
         "memmove": _gb_per_s(lambda: ctypes.memmove(pinned.data_ptr(), plain.data_ptr(), size) and None, size),
     }
     return "GB/s: " + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
@@ -483,12 +483,12 @@ def an_illegal_access_stays() -> str:
     """After a kernel's failed assertion, check() raises a sticky error, in that process only"""
     driver = _driver()
     with _process(_breaks) as (_, connection):
-        text, said, sticky = _received(connection)
-        assert sticky, f"{text}; {said}"
+        text, message, sticky = _receive(connection)
+        assert sticky, f"{text}; {message}"
         driver.check()
         descriptor, _ = driver.create(_MB, 0)
         os.close(descriptor)
-    return f"torch: {text[:80]}; check(): {said}"
+    return f"torch: {text[:80]}; check(): {message}"
 
 
 def _counts(connection: Connection) -> None:
@@ -505,7 +505,7 @@ def _counts(connection: Connection) -> None:
 def a_check_is_cheap() -> str:
     """What check() costs"""
     with _process(_counts) as (_, connection):
-        seconds = _received(connection)
+        seconds = _receive(connection)
     return f"{seconds * 1e6:.1f} µs"
 
 
@@ -514,10 +514,10 @@ def loads() -> str:
     import torch
 
     driver = _driver()
-    held = torch.ones(64 * _MB, dtype=torch.uint8, device="cuda")
-    found = driver.load(0)
-    assert held.nbytes <= found.used <= found.total, found
-    if found.own < 0:
-        raise NotTried(f"NVML does not know the processes of this container, or is not there: {found}")
-    assert held.nbytes <= found.own <= found.used, found
-    return f"{found.own // _MB} MB of this process, {found.used // _MB} MB of all"
+    tensor = torch.ones(64 * _MB, dtype=torch.uint8, device="cuda")
+    load = driver.load(0)
+    assert tensor.nbytes <= load.used <= load.total, load
+    if load.own < 0:
+        raise NotTried(f"NVML does not know the processes of this container, or is not there: {load}")
+    assert tensor.nbytes <= load.own <= load.used, load
+    return f"{load.own // _MB} MB of this process, {load.used // _MB} MB of all"

@@ -120,18 +120,18 @@ class Trainer(Actor):
         config = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=4,
                              num_attention_heads=4, num_key_value_heads=4)  # fmt: skip
         model = LlamaForCausalLM(config).to(DEVICE)
-        found = model.generate(torch.ones(2, 4, dtype=torch.long, device=DEVICE), max_new_tokens=16, do_sample=False)
-        return str(found.device), found.shape[1]
+        tokens = model.generate(torch.ones(2, 4, dtype=torch.long, device=DEVICE), max_new_tokens=16, do_sample=False)
+        return str(tokens.device), tokens.shape[1]
 
 
-def _spawned(count: int = 1) -> tuple[Any, Any]:
+def _spawn(count: int = 1) -> tuple[Any, Any]:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     procs = this_host().spawn_procs(per_host={"ranks": count})
     return procs, procs.spawn("trainers", Trainer)
 
 
-def _learns(found: tuple[str, list[float]]) -> str:
-    device, losses = found
+def _learns(result: tuple[str, list[float]]) -> str:
+    device, losses = result
     assert losses[-1] < losses[0] * 0.9, losses
     assert device.startswith(DEVICE), device
     return f"on {device}: loss {losses[0]:.3f} to {losses[-1]:.3f}"
@@ -141,17 +141,17 @@ def _learns(found: tuple[str, list[float]]) -> str:
 def transformers_trainer() -> str:
     """Transformers: a small Llama learns by its Trainer, in an actor"""
     _ready("transformers")
-    procs, trainers = _spawned()
-    found = trainers.transformers.call_one().get(100)
+    procs, trainers = _spawn()
+    result = trainers.transformers.call_one().get(100)
     procs.stop().get(20)
-    return _learns(found)
+    return _learns(result)
 
 
 @fact(limit_s=120)
 def transformers_generate() -> str:
     """Transformers: generate(), in an actor"""
     _ready("transformers")
-    procs, trainers = _spawned()
+    procs, trainers = _spawn()
     device, length = trainers.generate.call_one().get(100)
     procs.stop().get(20)
     assert device.startswith(DEVICE)
@@ -163,27 +163,27 @@ def transformers_generate() -> str:
 def lightning_trainer() -> str:
     """Lightning: Trainer.fit in mixed precision, in an actor"""
     _ready("lightning")
-    procs, trainers = _spawned()
-    found = trainers.lightning.call_one().get(100)
+    procs, trainers = _spawn()
+    result = trainers.lightning.call_one().get(100)
     procs.stop().get(20)
-    return _learns(found)
+    return _learns(result)
 
 
 @fact(limit_s=120)
 def fsdp2_on_one_rank() -> str:
     """FSDP2: fully_shard on one rank with NCCL, in an actor"""
     _ready("torch")
-    procs, trainers = _spawned()
-    found = trainers.fsdp2.call_one("nccl" if DEVICE == "cuda" else "gloo").get(100)
+    procs, trainers = _spawn()
+    result = trainers.fsdp2.call_one("nccl" if DEVICE == "cuda" else "gloo").get(100)
     procs.stop().get(20)
-    return _learns(found)
+    return _learns(result)
 
 
 @fact(limit_s=120)
 def fsdp2_on_two_ranks_of_one_gpu() -> str:
     """FSDP2: fully_shard on two ranks that share the GPU, with gloo, in actors"""
     _ready("torch")
-    procs, trainers = _spawned(2)
-    found = trainers.fsdp2.call("cpu:gloo,cuda:gloo" if DEVICE == "cuda" else "gloo").get(100)
+    procs, trainers = _spawn(2)
+    results = trainers.fsdp2.call("cpu:gloo,cuda:gloo" if DEVICE == "cuda" else "gloo").get(100)
     procs.stop().get(20)
-    return "; ".join(sorted({_learns(each) for each in found.values()}))
+    return "; ".join(sorted({_learns(result) for result in results.values()}))

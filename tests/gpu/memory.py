@@ -1,4 +1,4 @@
-"""The memory of a GPU: whose it is, what it was at its peak, by name, and sharing it by MPS."""
+"""The memory of a GPU: its owners, its peak, by name, and sharing it by MPS."""
 
 import os
 import shutil
@@ -59,21 +59,21 @@ class Trainer(Actor):
     @endpoint
     def load(self, megabytes: int, seconds: float) -> tuple[GpuLoad | None, int]:
         """What the GPU does after some seconds of work beside an allocation, and the bytes of the tensors there."""
-        held = torch.ones(megabytes * _MB // 4, device=DEVICE)
+        tensor = torch.ones(megabytes * _MB // 4, device=DEVICE)
         x, end = torch.ones(4096, 4096, device=DEVICE), time.monotonic() + seconds
         while time.monotonic() < end:
             x @ x
             torch.cuda.synchronize()
-        found = load()
-        assert float(held[0]) == 1.0
-        return found, torch.cuda.memory_allocated()
+        use = load()
+        assert float(tensor[0]) == 1.0
+        return use, torch.cuda.memory_allocated()
 
     @endpoint
     def environment(self) -> tuple[str | None, str | None, int]:
         """Where MPS listens, what part this process may use, and the multiprocessors that it sees."""
         names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-        seen = torch.cuda.get_device_properties(0).multi_processor_count
-        return os.environ.get(names[0]), os.environ.get(names[1]), seen
+        count = torch.cuda.get_device_properties(0).multi_processor_count
+        return os.environ.get(names[0]), os.environ.get(names[1]), count
 
     @endpoint
     def sleep(self, cycles: int) -> float:
@@ -97,17 +97,15 @@ def a_process_has_memory_beside_its_tensors() -> str:
     """NVML says what a process has on the GPU, which is more than its tensors, and how busy the GPU is"""
     need_gpu()
     procs, trainers = _trainers(1)
-    found, tensors = trainers.load.call_one(256, 3.0).get(_ANSWER_S)
+    use, tensors = trainers.load.call_one(256, 3.0).get(_ANSWER_S)
     procs.stop().get(20)
-    assert found is not None, "nothing is known of the GPU"
-    assert found.used >= tensors, (found, tensors)
-    if found.own < 0:
-        raise NotTried(f"NVML does not know the processes of this container; {found}")
-    assert tensors <= found.own <= found.used <= found.total, (found, tensors)
-    assert found.share > 0.3, found
-    return (
-        f"{found.own // _MB} MB, {tensors // _MB} MB in tensors, {found.used // _MB} MB by all; {found.share:.0%} busy"
-    )
+    assert use is not None, "nothing is known of the GPU"
+    assert use.used >= tensors, (use, tensors)
+    if use.own < 0:
+        raise NotTried(f"NVML does not know the processes of this container; {use}")
+    assert tensors <= use.own <= use.used <= use.total, (use, tensors)
+    assert use.share > 0.3, use
+    return f"{use.own // _MB} MB, {tensors // _MB} MB in tensors, {use.used // _MB} MB by all; {use.share:.0%} busy"
 
 
 @fact(limit_s=90)
@@ -128,20 +126,20 @@ def a_peak_is_named() -> str:
     """The peak of a rank's memory is named by parameter, gradient, state and module"""
     procs, trainers = _trainers(1)
     before = trainers.steps.call_one(0).get(_ANSWER_S)
-    with MemoryWatch(trainers) as found:
+    with MemoryWatch(trainers) as watch:
         most = trainers.steps.call_one(3).get(_ANSWER_S)
     procs.stop().get(20)
-    peak = next(peak for peak in found.peaks[0] if peak.device.startswith(DEVICE))
-    held = {(part.held.kind, part.held.name): part.held.size for part in peak.parts}
+    peak = next(peak for peak in watch.peaks[0] if peak.device.startswith(DEVICE))
+    sizes = {(part.held.kind, part.held.name): part.held.size for part in peak.parts}
     for kind, name in (
         ("parameters", "Wide.up.weight"),
         ("gradients", "Wide.down.weight"),
         ("optimizer states", "AdamW exp_avg of Wide.up.weight"),
     ):
-        assert held.get((kind, name)) == 8 * _MB, f"{kind} {name}: {held}"
-    assert any(kind == "activations" for kind, _ in held), held
+        assert sizes.get((kind, name)) == 8 * _MB, f"{kind} {name}: {sizes}"
+    assert any(kind == "activations" for kind, _ in sizes), sizes
     assert DEVICE == "cpu" or before >= most or 0.95 * most <= peak.size <= 1.05 * most, (peak.size, most)
-    return f"{peak.size // _MB} MB, the allocator's {most // _MB} MB: " + " / ".join(found.peak_lines)[:300]
+    return f"{peak.size // _MB} MB, the allocator's {most // _MB} MB: " + " / ".join(watch.peak_lines)[:300]
 
 
 @fact(limit_s=120)
@@ -151,17 +149,17 @@ def a_peak_of_a_mesh_is_named() -> str:
         model = monarch.module_to_mesh(Wide(), mesh)
         optimizer = torch.optim.AdamW(model.parameters())
         rows = monarch.distribute(torch.ones(64, 1024), mesh, ["data", None])
-        with MemoryWatch(mesh) as found:
+        with MemoryWatch(mesh) as watch:
             for _ in range(2):
                 model(rows).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
             mesh.synchronise()
-    peak = next(peak for peak in found.peaks[0] if peak.device.startswith(DEVICE))
-    held = {(part.held.kind, part.held.name): part.held.size for part in peak.parts}
-    assert held["parameters", "Wide.up.weight"] == 8 * _MB, held
-    assert held["optimizer states", "AdamW exp_avg of Wide.up.weight"] == 8 * _MB, held
-    return " / ".join(found.peak_lines)[:350]
+    peak = next(peak for peak in watch.peaks[0] if peak.device.startswith(DEVICE))
+    sizes = {(part.held.kind, part.held.name): part.held.size for part in peak.parts}
+    assert sizes["parameters", "Wide.up.weight"] == 8 * _MB, sizes
+    assert sizes["optimizer states", "AdamW exp_avg of Wide.up.weight"] == 8 * _MB, sizes
+    return " / ".join(watch.peak_lines)[:350]
 
 
 @fact(limit_s=90)
@@ -176,10 +174,10 @@ def out_of_memory_names_what_holds_it() -> str:
     else:
         raise AssertionError("there was room")
     procs.stop().get(20)
-    held = text[text.index("What holds the memory of this process") :]
-    assert "AdamW exp_avg of Wide." in held, held
-    assert "parameters" in held, held
-    return " / ".join(line.strip() for line in held.splitlines()[:5])
+    report = text[text.index("What holds the memory of this process") :]
+    assert "AdamW exp_avg of Wide." in report, report
+    assert "parameters" in report, report
+    return " / ".join(line.strip() for line in report.splitlines()[:5])
 
 
 @fact(limit_s=90)
@@ -195,8 +193,8 @@ def out_of_memory_on_a_mesh_names_what_holds_it() -> str:
             raise AssertionError("there was room")
         assert float(model.up.bias.sum()) != 0, "the mesh is not usable"
     assert "Wide.up.weight 8.00 MB" in text, text
-    held = text[text.index("What the tensors of") :]
-    return " / ".join(line.strip() for line in held.splitlines()[:4])
+    report = text[text.index("What the tensors of") :]
+    return " / ".join(line.strip() for line in report.splitlines()[:4])
 
 
 @fact(limit_s=150, alone=True)
@@ -206,14 +204,14 @@ def mps() -> str:
     if shutil.which(CONTROL) is None:
         raise NotTried(f"{CONTROL} is not on PATH")
     seconds = {}
-    for how in (True, "mps"):
-        with configured(share_gpus=how):
+    for mode in (True, "mps"):
+        with configured(share_gpus=mode):
             procs = this_host().spawn_procs(per_host={"gpus": 2})
             trainers: Any = procs.spawn("trainers", Trainer)
             trainers.sleep.call(1000).get(_ANSWER_S)
-            seconds[how] = max(trainers.sleep.call(int(1.7e9)).get(_ANSWER_S).values())
+            seconds[mode] = max(trainers.sleep.call(int(1.7e9)).get(_ANSWER_S).values())
             pipes = {environment[0] for environment in trainers.environment.call().get(_ANSWER_S).values()}
-            assert (None in pipes) is (how is True), pipes
+            assert (None in pipes) is (mode is True), pipes
             procs.stop().get(20)
     assert seconds["mps"] < 0.75 * seconds[True], seconds
     return f"a kernel of a second on each: {seconds[True]:.2f} s in turns, {seconds['mps']:.2f} s by MPS"
@@ -225,13 +223,13 @@ def equal_parts_by_mps() -> str:
     need_gpu()
     if shutil.which(CONTROL) is None:
         raise NotTried(f"{CONTROL} is not on PATH")
-    whole = torch.cuda.get_device_properties(0).multi_processor_count
+    total = torch.cuda.get_device_properties(0).multi_processor_count
     with configured(share_gpus="mps-equal"):
         procs = this_host().spawn_procs(per_host={"gpus": 2})
         trainers: Any = procs.spawn("trainers", Trainer)
-        found = list(trainers.environment.call().get(_ANSWER_S).values())
+        environments = list(trainers.environment.call().get(_ANSWER_S).values())
         trainers.steps.call(2).get(_ANSWER_S)
         procs.stop().get(20)
-    assert [part for _, part, _ in found] == ["50", "50"], found
-    assert all(seen < whole for _, _, seen in found), (found, whole)
-    return f"{found[0][2]} of {whole} multiprocessors each"
+    assert [part for _, part, _ in environments] == ["50", "50"], environments
+    assert all(visible < total for _, _, visible in environments), (environments, total)
+    return f"{environments[0][2]} of {total} multiprocessors each"

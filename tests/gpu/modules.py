@@ -12,7 +12,7 @@ import monarch
 from monarch.actor import current_rank, this_host
 from monarch.distributed import Mesh
 from tests.gpu import DEVICE, NotTried, fact, need_gpu
-from tests.gpu.tensors import close, compared, mesh_of
+from tests.gpu.tensors import close, compare, mesh_of
 
 CPU_PYTHON = "MONARCH_NB_CPU_PYTHON"
 
@@ -36,7 +36,7 @@ class Stack(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-def _moved(mesh: Mesh) -> str:
+def _collectives(mesh: Mesh) -> str:
     """The collectives of a step."""
     torch.manual_seed(0)
     model = monarch.module_to_mesh(Stack(), mesh, "fully_sharded")
@@ -44,8 +44,8 @@ def _moved(mesh: Mesh) -> str:
     mesh.stream.table.clear()
     functional.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
     counts: dict[str, int] = {}
-    for each in mesh.stream.table.movements():
-        counts[each.collective] = counts.get(each.collective, 0) + each.count
+    for movement in mesh.stream.table.movements():
+        counts[movement.collective] = counts.get(movement.collective, 0) + movement.count
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
@@ -53,10 +53,10 @@ def _moved(mesh: Mesh) -> str:
 def fully_sharded() -> str:
     """A fully sharded step on two ranks that share the GPU, gathered by layer, is that of local tensors"""
     with mesh_of(2) as mesh:
-        said = compared(mesh, "fully_sharded", make=Stack)
+        text = compare(mesh, "fully_sharded", make=Stack)
         shards = {tuple(shard.shape) for shard in _weights(mesh)}
         assert shards == {(32, 16)}, shards
-        return f"{said}; collectives of forward and backward: {_moved(mesh)}"
+        return f"{text}; collectives of forward and backward: {_collectives(mesh)}"
 
 
 def _weights(mesh: Mesh) -> list[torch.Tensor]:
@@ -68,7 +68,7 @@ def _weights(mesh: Mesh) -> list[torch.Tensor]:
 def fully_sharded_by_nccl() -> str:
     """The same on one rank with NCCL"""
     with mesh_of(1) as mesh:
-        return compared(mesh, "fully_sharded", make=Stack)
+        return compare(mesh, "fully_sharded", make=Stack)
 
 
 def _pretend_hosts() -> None:
@@ -109,17 +109,19 @@ def buckets() -> str:
         model = monarch.module_to_mesh(Wide(), mesh)
         try:
             model(monarch.distribute(rows, mesh, ["data", None])).square().mean().backward()
-            found = [parameter.grad.full_tensor() for parameter in model.parameters()]
+            gradients = [parameter.grad.full_tensor() for parameter in model.parameters()]
         except Exception as error:
             if DEVICE == "cuda" and "NCCL" in str(error):
                 raise NotTried(f"NCCL does not let two ranks have one GPU: {str(error)[:200]}") from error
             raise
-        for one, other in zip(expected, found, strict=True):
-            assert one is not None
-            close(one, other, 1e-3)
+        for reference, gradient in zip(expected, gradients, strict=True):
+            assert reference is not None
+            close(reference, gradient, 1e-3)
         backends = mesh.execute(_backend).values()
-        reduced = [each for each in mesh.stream.table.movements() if "reduce" in each.collective]
-        return f"{len(found)} gradients of 32 MB equal; by {set(backends)}; {sum(each.count for each in reduced)} sums"
+        reduced = [move for move in mesh.stream.table.movements() if "reduce" in move.collective]
+        return (
+            f"{len(gradients)} gradients of 32 MB equal; by {set(backends)}; {sum(move.count for move in reduced)} sums"
+        )
     finally:
         procs.stop().get(20)
 

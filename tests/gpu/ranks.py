@@ -11,11 +11,11 @@ from tests.gpu import DEVICE, fact
 from tests.gpu.tensors import close, mesh_of
 
 
-def _where(tensor: torch.Tensor) -> str:
+def _device_of(tensor: torch.Tensor) -> str:
     return f"{tensor.device.type} of process {os.getpid()}"
 
 
-_where_on_rank = monarch.remote(_where, propagate="inspect")
+_device_on_rank = monarch.remote(_device_of, propagate="inspect")
 
 
 def _of_ranks(tensor: Any, ranks: int) -> list[torch.Tensor]:
@@ -29,59 +29,59 @@ def each_rank_has_its_own() -> str:
         rank = mesh.rank_tensors()["data"]
         torch.manual_seed(3)
         drawn = torch.rand(1000)
-        found = (drawn * 0 + 10 * rank).sum() / 1000
-        values = [float(value) for value in _of_ranks(found, 2)]
-        one, two = _of_ranks(drawn, 2)
+        sums = (drawn * 0 + 10 * rank).sum() / 1000
+        values = [float(value) for value in _of_ranks(sums, 2)]
+        first, second = _of_ranks(drawn, 2)
         torch.manual_seed(3)
         again = monarch.inspect(torch.rand(1000), data=1)
-        where = [monarch.call_on_shard_and_fetch(_where_on_rank, drawn, shard={"data": at}).get() for at in range(2)]
+        devices = [monarch.call_on_shard_and_fetch(_device_on_rank, drawn, shard={"data": i}).get() for i in range(2)]
         assert values == [0.0, 10.0], values
-        assert not torch.equal(one, two), "both ranks drew the same"
-        assert torch.equal(two, again), "a seed gives other numbers the second time"
-        assert all(place.startswith(DEVICE) for place in where), where
-        assert len(set(where)) == 2, where
-        assert one.device.type == "cpu", "a value arrives in the controller on the CPU"
+        assert not torch.equal(first, second), "both ranks drew the same"
+        assert torch.equal(second, again), "a seed gives other numbers the second time"
+        assert all(device.startswith(DEVICE) for device in devices), devices
+        assert len(set(devices)) == 2, devices
+        assert first.device.type == "cpu", "a value arrives in the controller on the CPU"
         assert not torch.cuda.is_initialized(), "the controller has initialised CUDA"
-    return "; ".join(where)
+    return "; ".join(devices)
 
 
-def _exchanged(ranks: int) -> str:
-    found: dict[str, torch.Tensor] = {}
+def _exchange(ranks: int) -> str:
+    results: dict[str, torch.Tensor] = {}
     with mesh_of(ranks) as mesh, mesh.activate():
         rank = mesh.rank_tensor("data").float()
         values = torch.stack([rank, rank + 10])
         for name in ("sum", "avg", "max", "stack"):
-            found[name] = monarch.inspect(values.reduce("data", name))
-        whole = torch.ones(ranks, 3) * rank
-        found["scatter"] = torch.cat(_of_ranks(whole.reduce("data", scatter=True), ranks))
-        found["bfloat16"] = monarch.inspect(values.bfloat16().reduce("data"))
-        found["as one tensor"] = values.as_sharded(["data"]).full_tensor()
-    every = torch.arange(float(ranks))
-    rows = torch.stack([every, every + 10], 1)
+            results[name] = monarch.inspect(values.reduce("data", name))
+        tensor = torch.ones(ranks, 3) * rank
+        results["scatter"] = torch.cat(_of_ranks(tensor.reduce("data", scatter=True), ranks))
+        results["bfloat16"] = monarch.inspect(values.bfloat16().reduce("data"))
+        results["as one tensor"] = values.as_sharded(["data"]).full_tensor()
+    numbers = torch.arange(float(ranks))
+    rows = torch.stack([numbers, numbers + 10], 1)
     expected = {
         "sum": rows.sum(0),
         "avg": rows.mean(0),
         "max": rows.amax(0),
         "stack": rows,
-        "scatter": torch.full((3 * ranks,), float(every.sum())),
+        "scatter": torch.full((3 * ranks,), float(numbers.sum())),
         "bfloat16": rows.sum(0),
         "as one tensor": rows.flatten(),
     }
-    for name, value in found.items():
+    for name, value in results.items():
         close(value, expected[name])
-    return ", ".join(found)
+    return ", ".join(results)
 
 
 @fact(limit_s=120)
 def exchanges() -> str:
     """Tensors of two ranks that share the GPU are reduced, stacked and scattered between them"""
-    return _exchanged(2)
+    return _exchange(2)
 
 
 @fact(limit_s=120)
 def exchanges_by_nccl() -> str:
     """The same on one rank with NCCL"""
-    return _exchanged(1)
+    return _exchange(1)
 
 
 @fact(limit_s=120)
@@ -123,28 +123,28 @@ def streams() -> str:
 def training_by_hand() -> str:
     """Ranks that average their own gradients train as one process does with all rows"""
     torch.manual_seed(0)
-    rows, wanted = torch.randn(8, 16), torch.randn(8, 4)
+    rows, targets = torch.randn(8, 16), torch.randn(8, 4)
     local = nn.Linear(16, 4)
     start = {name: value.tolist() for name, value in local.state_dict().items()}
     optimizer = torch.optim.AdamW(local.parameters(), 1e-2)
     for _ in range(5):
         optimizer.zero_grad()
-        (local(rows) - wanted).square().mean().backward()
+        (local(rows) - targets).square().mean().backward()
         optimizer.step()
-    own = [torch.stack([each[:4], each[4:]]).tolist() for each in (rows, wanted)]
+    own = [torch.stack([tensor[:4], tensor[4:]]).tolist() for tensor in (rows, targets)]
     with mesh_of(2) as mesh, mesh.activate():
         rank = mesh.rank_tensor("data")
         model = nn.Linear(16, 4)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(torch.tensor(start[name]))
-        theirs = torch.optim.AdamW(model.parameters(), 1e-2)
-        x, y = (torch.tensor(each).index_select(0, rank.view(1)).squeeze(0) for each in own)
+        adam = torch.optim.AdamW(model.parameters(), 1e-2)
+        x, y = (torch.tensor(tensor).index_select(0, rank.view(1)).squeeze(0) for tensor in own)
         for _ in range(5):
-            theirs.zero_grad()
+            adam.zero_grad()
             (model(x) - y).square().mean().backward()
             monarch.reduce_([parameter.grad for parameter in model.parameters()], "data", "avg")
-            theirs.step()
+            adam.step()
         weights = _of_ranks(model.weight, 2)
     for value in weights:
         close(value, local.weight)

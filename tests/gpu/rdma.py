@@ -61,11 +61,11 @@ class User(Actor):
     @endpoint
     async def rates(self, buffer: RDMABuffer, part: RDMABuffer, count: int) -> dict[str, float]:
         """Seconds of reads and writes, and of copies within this process."""
-        here, other = (torch.zeros(count, dtype=torch.float32, device=DEVICE) for _ in range(2))
+        local, second = (torch.zeros(count, dtype=torch.float32, device=DEVICE) for _ in range(2))
         pinned = torch.zeros(count, dtype=torch.float32, pin_memory=DEVICE == "cuda")
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
 
-        async def measured(name: str, work: Any) -> None:
+        async def measure(name: str, work: Any) -> None:
             best = float("inf")
             for _ in range(8):
                 began = time.perf_counter()
@@ -73,22 +73,22 @@ class User(Actor):
                 if DEVICE == "cuda":
                     torch.cuda.current_stream().synchronize()
                 best = min(best, time.perf_counter() - began)
-            found[name] = best
+            seconds[name] = best
 
         async def copy(target: torch.Tensor, source: torch.Tensor) -> None:
             target.copy_(source, non_blocking=True)
 
         few = torch.zeros(1024, dtype=torch.float32, device=DEVICE)
         for _ in range(2):
-            await measured("read of 4 KB", lambda: part.read_into(few))
-            await measured("read", lambda: buffer.read_into(here))
-            await measured("copy on the device", lambda: copy(other, here))
-            await measured("write", lambda: buffer.write_from(here))
-            await measured("read to pinned", lambda: buffer.read_into(pinned))
-            await measured("copy to pinned", lambda: copy(pinned, here))
-            await measured("write from pinned", lambda: buffer.write_from(pinned))
-            await measured("copy from pinned", lambda: copy(here, pinned))
-        return found
+            await measure("read of 4 KB", lambda: part.read_into(few))
+            await measure("read", lambda: buffer.read_into(local))
+            await measure("copy on the device", lambda: copy(second, local))
+            await measure("write", lambda: buffer.write_from(local))
+            await measure("read to pinned", lambda: buffer.read_into(pinned))
+            await measure("copy to pinned", lambda: copy(pinned, local))
+            await measure("write from pinned", lambda: buffer.write_from(pinned))
+            await measure("copy from pinned", lambda: copy(local, pinned))
+        return seconds
 
 
 def _pair() -> tuple[Any, Any, Any]:
@@ -105,16 +105,16 @@ def reads_and_writes() -> str:
     count = 4 * _MB + 3
     buffer = owner.offer.call_one(count).get(_ANSWER_S)
     expected = (count - 1) / 2
-    said = []
+    texts = []
     for device in (DEVICE, "cpu"):
         mean, mover = user.read.call_one(buffer, device, count).get(_ANSWER_S)
         assert abs(mean - expected) < 1e-3 * expected, f"{device}: {mean} in place of {expected}"
-        said.append(f"{device} by {mover}")
+        texts.append(f"{device} by {mover}")
     for number, device in enumerate((DEVICE, "cpu")):
         user.write.call_one(buffer, device, count, 5.0 + number).get(_ANSWER_S)
         assert owner.mean.call_one().get(_ANSWER_S) == 5.0 + number
     procs.stop().get(20)
-    return ", ".join(said)
+    return ", ".join(texts)
 
 
 @fact()
@@ -138,11 +138,11 @@ def a_dropped_buffer_is_an_error() -> str:
     user.read.call_one(buffer, DEVICE, _MB).get(_ANSWER_S)
     owner.drop.call_one().get(_ANSWER_S)
     try:
-        found = user.read.call_one(buffer, DEVICE, _MB).get(_ANSWER_S)
+        outcome = user.read.call_one(buffer, DEVICE, _MB).get(_ANSWER_S)
     except Exception as error:
         text = str(error)
     else:
-        raise AssertionError(f"it was read: {found}")
+        raise AssertionError(f"it was read: {outcome}")
     procs.stop().get(20)
     assert "dropped" in text, text
     return next(line for line in text.splitlines() if "dropped" in line)[:200]
@@ -160,14 +160,14 @@ def rates() -> str:
     seconds = user.rates.call_one(buffer, part, count).get(_ANSWER_S)
     procs.stop().get(20)
     latency = seconds.pop("read of 4 KB")
-    found = {name: 4 * count / took / 1e9 for name, took in seconds.items()}
-    said = "GB/s: " + ", ".join(f"{name} {value:.1f}" for name, value in found.items())
-    said += f"; a quarter of it: read {count / of_quarter['read'] / 1e9:.1f}, "
-    said += f"copy on the device {count / of_quarter['copy on the device'] / 1e9:.1f}; "
-    said += f"read of 4 KB {1e6 * latency:.0f} µs"
+    speeds = {name: 4 * count / took / 1e9 for name, took in seconds.items()}
+    text = "GB/s: " + ", ".join(f"{name} {value:.1f}" for name, value in speeds.items())
+    text += f"; a quarter of it: read {count / of_quarter['read'] / 1e9:.1f}, "
+    text += f"copy on the device {count / of_quarter['copy on the device'] / 1e9:.1f}; "
+    text += f"read of 4 KB {1e6 * latency:.0f} µs"
     if DEVICE == "cuda":
-        assert found["read"] >= 0.9 * found["copy on the device"], said
-        assert found["write"] >= 0.9 * found["copy on the device"], said
-        assert found["read to pinned"] >= 0.8 * found["copy to pinned"], said
-        assert found["write from pinned"] >= 0.8 * found["copy from pinned"], said
-    return said
+        assert speeds["read"] >= 0.9 * speeds["copy on the device"], text
+        assert speeds["write"] >= 0.9 * speeds["copy on the device"], text
+        assert speeds["read to pinned"] >= 0.8 * speeds["copy to pinned"], text
+        assert speeds["write from pinned"] >= 0.8 * speeds["copy from pinned"], text
+    return text

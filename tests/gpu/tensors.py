@@ -38,11 +38,11 @@ def mesh_of(ranks: int, names: tuple[str, ...] = ("data",), shape: tuple[int, ..
         procs.stop().get(20)
 
 
-def close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-4) -> None:
+def close(first: torch.Tensor, second: torch.Tensor, tolerance: float = 1e-4) -> None:
     """Asserts that values are equal, up to rounding."""
-    one, other = one.detach().cpu().double(), other.detach().cpu().double()
-    assert one.shape == other.shape, f"{tuple(one.shape)} and {tuple(other.shape)}"
-    assert torch.allclose(one, other, tolerance, tolerance), f"off by {(one - other).abs().max():.3g}"
+    first, second = first.detach().cpu().double(), second.detach().cpu().double()
+    assert first.shape == second.shape, f"{tuple(first.shape)} and {tuple(second.shape)}"
+    assert torch.allclose(first, second, tolerance, tolerance), f"off by {(first - second).abs().max():.3g}"
 
 
 class _Layers(nn.Module):
@@ -57,56 +57,56 @@ class _Layers(nn.Module):
         return self.head(self.norm(x + self.down(functional.gelu(self.up(x)))))  # type: ignore[no-any-return]
 
 
-def _trained(
+def _train(
     place: Callable[[nn.Module], nn.Module],
     put: Callable[[torch.Tensor], torch.Tensor],
     make: Callable[[], nn.Module],
 ) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = place(make())
-    words, wanted = put(torch.randint(0, 32, (8, 12))), put(torch.randint(0, 32, (8, 12)))
+    words, targets = put(torch.randint(0, 32, (8, 12))), put(torch.randint(0, 32, (8, 12)))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, fused=True)
     losses = []
     for _ in range(5):
-        loss = functional.cross_entropy(model(words).flatten(0, 1), wanted.flatten())
+        loss = functional.cross_entropy(model(words).flatten(0, 1), targets.flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-    found = [*losses, *(parameter.detach() for parameter in model.parameters())]
-    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in found]
+    tensors = [*losses, *(parameter.detach() for parameter in model.parameters())]
+    return [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for tensor in tensors]
 
 
 def _reference(connection: Any, make: Callable[[], nn.Module]) -> None:
-    found = _trained(lambda model: model.to(DEVICE), lambda tensor: tensor.to(DEVICE), make)
-    connection.send([tensor.cpu().numpy() for tensor in found])
+    tensors = _train(lambda model: model.to(DEVICE), lambda tensor: tensor.to(DEVICE), make)
+    connection.send([tensor.cpu().numpy() for tensor in tensors])
 
 
-def _locally(make: Callable[[], nn.Module]) -> list[torch.Tensor]:
+def _train_locally(make: Callable[[], nn.Module]) -> list[torch.Tensor]:
     """In a process apart: PyTorch computes no gradients of CUDA tensors beside the device of a mesh."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_reference, args=(theirs, make), daemon=True)
+    receiver, sender = context.Pipe()
+    process = context.Process(target=_reference, args=(sender, make), daemon=True)
     process.start()
-    assert ours.poll(ANSWER_S), "no local result"
-    found = [torch.from_numpy(array) for array in ours.recv()]
+    assert receiver.poll(ANSWER_S), "no local result"
+    tensors = [torch.from_numpy(array) for array in receiver.recv()]
     process.join()
-    return found
+    return tensors
 
 
-def compared(mesh: Mesh, plan: Any = None, rows: str = "data", make: Callable[[], nn.Module] = _Layers) -> str:
+def compare(mesh: Mesh, plan: Any = None, rows: str = "data", make: Callable[[], nn.Module] = _Layers) -> str:
     """Trains a module of words on a mesh and on the device alone; asserts that losses and parameters are equal."""
-    local = _locally(make)
-    found = _trained(
+    local = _train_locally(make)
+    results = _train(
         lambda model: monarch.module_to_mesh(model, mesh, plan) if plan else monarch.module_to_mesh(model, mesh),
         lambda tensor: monarch.distribute(tensor, mesh, [rows, None]),
         make,
     )
-    for one, other in zip(local, found, strict=True):
-        close(one, other)
-    assert found[0].device.type == "cpu", "a whole tensor arrives in the notebook on the CPU"
-    return f"losses {float(found[0]):.4f} to {float(found[4]):.4f}, all parameters equal to local {DEVICE}"
+    for expected, actual in zip(local, results, strict=True):
+        close(expected, actual)
+    assert results[0].device.type == "cpu", "a whole tensor arrives in the notebook on the CPU"
+    return f"losses {float(results[0]):.4f} to {float(results[4]):.4f}, all parameters equal to local {DEVICE}"
 
 
 @fact(limit_s=120)
@@ -114,9 +114,9 @@ def one_rank() -> str:
     """A Mesh on one rank, with NCCL: training steps are those of local tensors"""
     with mesh_of(1) as mesh:
         x = torch.randn(8, 8, device=mesh.device)
-        where = {str(shard.device) for shard in mesh.execute(lambda: [torch.ones(1, device=DEVICE)]).values()[0]}
+        devices = {str(shard.device) for shard in mesh.execute(lambda: [torch.ones(1, device=DEVICE)]).values()[0]}
         close((x @ x).full_tensor(), x.full_tensor() @ x.full_tensor(), 1e-2)
-        return f"{compared(mesh)}; values of ranks arrive on {where}"
+        return f"{compare(mesh)}; values of ranks arrive on {devices}"
 
 
 @fact(limit_s=120)
@@ -135,7 +135,7 @@ def kernel_keeps_off_the_gpu() -> str:
 def two_ranks_share_the_gpu() -> str:
     """A Mesh of two ranks that share the GPU: data-parallel training is that of local tensors"""
     with mesh_of(2) as mesh:
-        return compared(mesh)
+        return compare(mesh)
 
 
 @fact(limit_s=150)
@@ -143,7 +143,7 @@ def four_ranks_share_the_gpu() -> str:
     """A 2×2 mesh on one GPU: data times tensor parallel training is that of local tensors"""
     plan = monarch.distributed.Plan({"up": "column", "down": "row", "head": "column"})
     with mesh_of(4, ("data", "model"), (2, 2)) as mesh:
-        return compared(mesh, plan)
+        return compare(mesh, plan)
 
 
 @fact(limit_s=120)
@@ -156,16 +156,16 @@ def redistributions() -> str:
     ways: list[Any] = [Replicate(), Shard(0), Shard(1), Partial()]
     done, failed = 0, []
     with mesh_of(2) as mesh:
-        for one in ways[:3]:
-            for other in ways:
+        for source in ways[:3]:
+            for target in ways:
                 for dtype in (torch.float32, torch.bfloat16, torch.int64):
-                    given = data.to(dtype)
+                    x = data.to(dtype)
                     try:
-                        found = monarch.distribute(given, mesh, [one]).redistribute(placements=[other]).full_tensor()
-                        close(found, given, 1e-2)
+                        result = monarch.distribute(x, mesh, [source]).redistribute(placements=[target]).full_tensor()
+                        close(result, x, 1e-2)
                         done += 1
                     except Exception as error:
-                        failed.append(f"{one} to {other} of {dtype}: {type(error).__name__}: {str(error)[:160]}")
+                        failed.append(f"{source} to {target} of {dtype}: {type(error).__name__}: {str(error)[:160]}")
         summed = monarch.distribute(data, mesh, [Shard(0)]).sum(0)
         close(summed.full_tensor(), data.sum(0))
     assert not failed, f"{len(failed)} of {done + len(failed)}: {failed[0]}"
@@ -182,8 +182,8 @@ def checkpoints() -> str:
             before = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
             save({"model": model.state_dict()}, folder)
         with mesh_of(1) as mesh:
-            other = monarch.module_to_mesh(_Layers(), mesh)
-            state = {"model": other.state_dict()}
+            second = monarch.module_to_mesh(_Layers(), mesh)
+            state = {"model": second.state_dict()}
             load(state, folder)
             for name, tensor in state["model"].items():
                 close(tensor.full_tensor(), before[name], 0)
@@ -198,14 +198,14 @@ def autocast() -> str:
     with torch.autocast(DEVICE, torch.bfloat16):
         local = (x.to(DEVICE) @ w.to(DEVICE)).softmax(-1)
     with mesh_of(2) as mesh:
-        one, two = monarch.distribute(x, mesh, ["data", None]), monarch.distribute(w, mesh)
+        rows, weights = monarch.distribute(x, mesh, ["data", None]), monarch.distribute(w, mesh)
         with torch.autocast("mesh", torch.bfloat16):
-            product = one @ two
-            found = product.softmax(-1)
+            product = rows @ weights
+            result = product.softmax(-1)
         assert product.dtype == torch.bfloat16, product.dtype
-        assert DEVICE == "cpu" or found.dtype == local.dtype, f"{found.dtype} and {local.dtype}"
-        close(found.full_tensor(), local, 2e-2)
-    return f"product in {product.dtype}, softmax in {found.dtype}"
+        assert DEVICE == "cpu" or result.dtype == local.dtype, f"{result.dtype} and {local.dtype}"
+        close(result.full_tensor(), local, 2e-2)
+    return f"product in {product.dtype}, softmax in {result.dtype}"
 
 
 def _step_of(mesh: Mesh) -> Callable[[], torch.Tensor]:
@@ -227,15 +227,15 @@ def _step_of(mesh: Mesh) -> Callable[[], torch.Tensor]:
 @fact(limit_s=200)
 def compiled_steps() -> str:
     """Compiled steps, replayed, as a CUDA graph and by inductor, give the losses of the step as it is written"""
-    said = []
+    texts = []
     with mesh_of(1) as mesh:
         expected = [float(step().full_tensor()) for step in [_step_of(mesh)] for _ in range(8)]
         for backend in ("python", "cudagraphs", "inductor") if DEVICE == "cuda" else ("python", "inductor"):
             run = monarch.compile(_step_of(mesh), backend=backend)
-            found = [float(run().full_tensor()) for _ in range(8)]
-            close(torch.tensor(expected), torch.tensor(found), 1e-3)
-            said.append(f"{backend}: {found[-1]:.4f}")
-    return "; ".join(said)
+            losses = [float(run().full_tensor()) for _ in range(8)]
+            close(torch.tensor(expected), torch.tensor(losses), 1e-3)
+            texts.append(f"{backend}: {losses[-1]:.4f}")
+    return "; ".join(texts)
 
 
 @fact(limit_s=120)
@@ -243,15 +243,15 @@ def random_numbers() -> str:
     """Dropout draws the same on replicas, others on shards, and the same again after a seed"""
     with mesh_of(2) as mesh:
         torch.manual_seed(5)
-        one = torch.rand(64, device=mesh.device)
+        draws = torch.rand(64, device=mesh.device)
         x = monarch.distribute(torch.ones(4, 64), mesh, ["data", None])
-        two = functional.dropout(x, 0.5).full_tensor()
+        dropped = functional.dropout(x, 0.5).full_tensor()
         torch.manual_seed(5)
         again = torch.rand(64, device=mesh.device)
-        assert torch.equal(one.full_tensor(), again.full_tensor())
-        shards = one.local_shards() if hasattr(one, "local_shards") else None
-        assert not torch.equal(two[0], two[2]), "two shards drew the same"
-        assert 0.3 < float((two == 0).float().mean()) < 0.7
+        assert torch.equal(draws.full_tensor(), again.full_tensor())
+        shards = draws.local_shards() if hasattr(draws, "local_shards") else None
+        assert not torch.equal(dropped[0], dropped[2]), "two shards drew the same"
+        assert 0.3 < float((dropped == 0).float().mean()) < 0.7
     return "as on the CPU" + ("" if shards is None else "; replicas equal")
 
 
@@ -374,7 +374,7 @@ def operations() -> str:
     wrong = []
     with mesh_of(2) as mesh:
 
-        def placed(value: Any) -> Any:
+        def place(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
             cut = value.dim() and value.shape[0] > 1
@@ -397,9 +397,9 @@ def operations() -> str:
                 counts["untried"] += 0
                 continue
             try:
-                args, kwargs = tree_map(placed, (sample.input, *sample.args)), tree_map(placed, sample.kwargs)
-                found = cases.tensors_of(op(*args, **kwargs))
-                values = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in found]
+                args, kwargs = tree_map(place, (sample.input, *sample.args)), tree_map(place, sample.kwargs)
+                results = cases.tensors_of(op(*args, **kwargs))
+                values = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in results]
             except Exception as error:
                 counts["refused"] += 1
                 if type(error).__name__ in ("ContentsLostError", "SupervisionError"):
@@ -412,18 +412,18 @@ def operations() -> str:
             drawn = draws.seen or "empty" in op.name
             different = [
                 d
-                for one, two in zip(local, values, strict=False)
-                if (d := cases.difference(one, two.cpu(), drawn, 0.0))
+                for expected, actual in zip(local, values, strict=False)
+                if (d := cases.difference(expected, actual.cpu(), drawn, 0.0))
             ]
             if different or len(local) != len(values):
                 counts["wrong"] += 1
                 wrong.append(f"{cases.name_of(op)}: {different[:1]}")
             else:
                 counts["right"] += 1
-    said = ", ".join(f"{count} {word}" for word, count in counts.items())
-    assert counts["right"] >= counts.total() / 2, f"{said}; {'; '.join(wrong)[:400]}"
-    assert not wrong, f"{said}; {len(wrong)} to look at: {'; '.join(wrong)[:600]}"
-    return said
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
+    assert counts["right"] >= counts.total() / 2, f"{summary}; {'; '.join(wrong)[:400]}"
+    assert not wrong, f"{summary}; {len(wrong)} to look at: {'; '.join(wrong)[:600]}"
+    return summary
 
 
 class _Member(Actor):
@@ -442,7 +442,7 @@ class _Member(Actor):
 
     @endpoint
     def collectives(self) -> dict[str, str]:
-        """What comes of each collective with tensors of the device."""
+        """The error of each collective with tensors of the device, or ""."""
         import torch.distributed as dist
         import torch.distributed._functional_collectives as functional_collectives
 
@@ -482,25 +482,25 @@ class _Member(Actor):
                 functional_collectives.reduce_scatter_tensor_coalesced([ones()], "sum", [0], group)[0].sum().item()
             ),
         }
-        found = {}
+        errors = {}
         for name, way in ways.items():
             try:
                 way()
                 torch.cuda.synchronize()
-                found[name] = ""
+                errors[name] = ""
             except Exception as error:
-                found[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
+                errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
         staging.end()
-        return found
+        return errors
 
     @endpoint
     def total(self) -> float:
         """A sum over the ranks."""
         import torch.distributed as dist
 
-        one = torch.ones(1 << 20, device=DEVICE)
-        dist.all_reduce(one)
-        return float(one[0])
+        ones = torch.ones(1 << 20, device=DEVICE)
+        dist.all_reduce(ones)
+        return float(ones[0])
 
     @endpoint
     def pending(self) -> tuple[float, float, str]:
@@ -508,8 +508,8 @@ class _Member(Actor):
         import torch.distributed as dist
 
         began = time.monotonic()
-        one = torch.ones(1 << 20, device=DEVICE)
-        dist.all_reduce(one)
+        ones = torch.ones(1 << 20, device=DEVICE)
+        dist.all_reduce(ones)
         done = torch.cuda.Event()
         done.record()
         time.sleep(1.0)
@@ -531,11 +531,11 @@ def collectives_of_gloo() -> str:
     procs = this_host().spawn_procs(per_host={"ranks": 2})
     members = procs.spawn("members", _Member)
     members.join.call("cpu:gloo,cuda:gloo").get(ANSWER_S)
-    found = members.collectives.call().get(ANSWER_S).values()
+    replies = members.collectives.call().get(ANSWER_S).values()
     procs.stop().get(20)
-    failed = {name: said for answers in found for name, said in answers.items() if said}
-    assert not failed, "; ".join(f"{name}: {said}" for name, said in failed.items())
-    return f"{len(next(iter(found)))} collectives"
+    failed = {name: error for answers in replies for name, error in answers.items() if error}
+    assert not failed, "; ".join(f"{name}: {error}" for name, error in failed.items())
+    return f"{len(next(iter(replies)))} collectives"
 
 
 @fact(limit_s=120, alone=True)
@@ -551,8 +551,8 @@ def an_abort_of_nccl() -> str:
         procs.stop().get(20)
         raise NotTried(f"NCCL does not let two ranks have one GPU: {str(error)[:200]}") from error
     assert totals == [2.0, 2.0], totals
-    pending, took, later = members.slice(ranks=0).pending.call_one().get(ANSWER_S)
+    pending, took, total = members.slice(ranks=0).pending.call_one().get(ANSWER_S)
     procs.stop().get(20)
     assert took < 1.0, f"{took:.2f} s"
-    assert later == "4", later
+    assert total == "4", total
     return f"pending for {pending:.1f} s, ended in {took:.2f} s"

@@ -59,9 +59,9 @@ def test_without_a_gpu_a_fact_is_not_tried(tmp_path: Path) -> None:
 def test_without_a_gpu_the_page_of_the_last_run_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    seen = tmp_path / "gpu.md"
-    seen.write_text("what was seen")
-    monkeypatch.setattr("sys.argv", ["gpu", "--page", str(seen)])
+    path = tmp_path / "gpu.md"
+    path.write_text("what was seen")
+    monkeypatch.setattr("sys.argv", ["gpu", "--page", str(path)])
     assert main() == 1
-    assert seen.read_text() == "what was seen"
+    assert path.read_text() == "what was seen"
     assert "There is no GPU here: torch.cuda.is_available() says so" in capsys.readouterr().out

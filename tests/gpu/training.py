@@ -41,9 +41,9 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One layer."""
         n = self.before(x)
-        q, k, v = (each(n).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        q, k, v = (layer(n).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(functional.gelu(self.up(self.between(x))))
 
 
@@ -52,17 +52,17 @@ class GPT(nn.Module):
 
     def __init__(self, layers: int, width: int, heads: int) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width)
+        self.words, self.positions = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         """Scores of the next words."""
-        x = self.words(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        x = self.words(words) + self.positions(torch.arange(words.shape[1], device=words.device))
         return self.head(self.norm(self.blocks(x)))  # type: ignore[no-any-return]
 
 
-def made(size: str) -> tuple[GPT, torch.Tensor]:
+def make(size: str) -> tuple[GPT, torch.Tensor]:
     """The model in bfloat16 on the CPU, and a batch of words."""
     layers, width, heads, batch = SIZES[size]
     torch.manual_seed(0)
@@ -73,10 +73,10 @@ def made(size: str) -> tuple[GPT, torch.Tensor]:
 def stepper(model: nn.Module, rows: torch.Tensor) -> Callable[[], torch.Tensor]:
     """One step of training; gives the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
-    seen, wanted = rows[:, :-1], rows[:, 1:].flatten()
+    inputs, targets = rows[:, :-1], rows[:, 1:].flatten()
 
     def step() -> torch.Tensor:
-        loss = functional.cross_entropy(model(seen).flatten(0, 1), wanted)
+        loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -101,8 +101,8 @@ def rate(
         done()
         rates.append(STEPS * SIZES[size][3] * LENGTH / (time.perf_counter() - began))
     assert loss is not None
-    whole = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-    return sorted(rates)[rounds // 2], float(whole)
+    final = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+    return sorted(rates)[rounds // 2], float(final)
 
 
 def under_torchrun(size: str, *, compiled: bool) -> tuple[float, float]:
@@ -112,9 +112,9 @@ def under_torchrun(size: str, *, compiled: bool) -> tuple[float, float]:
         [*command, json.dumps({"size": size, "compiled": compiled})],
         capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
-    said = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
-    assert said, done.stderr[-800:]
-    tokens, loss = json.loads(said[-1].removeprefix(_ANSWER))
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    assert answers, done.stderr[-800:]
+    tokens, loss = json.loads(answers[-1].removeprefix(_ANSWER))
     return tokens, loss
 
 
@@ -123,7 +123,7 @@ def _on_mesh(size: str, *, compiled: str) -> tuple[float, float]:
     from monarch.distributed import Mesh
 
     mesh = Mesh(shape=(1,), mesh_dim_names=("data",), device=DEVICE, name="trainers")
-    model, rows = made(size)
+    model, rows = make(size)
     model = monarch.module_to_mesh(model, mesh)
     step = stepper(model, monarch.distribute(rows, mesh, ["data", None]))
     run = step if not compiled else monarch.compile(step, backend=compiled, check_every=0)
@@ -133,13 +133,13 @@ def _on_mesh(size: str, *, compiled: str) -> tuple[float, float]:
         mesh.stop().get(20)
 
 
-def _said(name: str, ours: tuple[float, float], theirs: tuple[float, float], failed: list[str]) -> str:
-    said = f"{name} {ours[0]:,.0f} tokens/s, torchrun {theirs[0]:,.0f}: {ours[0] / theirs[0]:.3f}"
-    if abs(ours[1] - theirs[1]) > 0.1:
-        failed.append(f"{name}: loss {ours[1]:.3f}, torchrun {theirs[1]:.3f}")
-    if DEVICE == "cuda" and ours[0] < 0.98 * theirs[0]:
-        failed.append(said)
-    return said
+def _compare(name: str, result: tuple[float, float], baseline: tuple[float, float], failed: list[str]) -> str:
+    text = f"{name} {result[0]:,.0f} tokens/s, torchrun {baseline[0]:,.0f}: {result[0] / baseline[0]:.3f}"
+    if abs(result[1] - baseline[1]) > 0.1:
+        failed.append(f"{name}: loss {result[1]:.3f}, torchrun {baseline[1]:.3f}")
+    if DEVICE == "cuda" and result[0] < 0.98 * baseline[0]:
+        failed.append(text)
+    return text
 
 
 @fact(limit_s=200, alone=True)
@@ -147,26 +147,26 @@ def steps() -> str:
     """A GPT's steps on a mesh of one rank make 0.98 of torchrun's tokens/s, as written and replayed as one message"""
     if DEVICE == "cuda":
         need_gpu()
-    theirs, failed = under_torchrun(SIZE, compiled=False), list[str]()
-    said = [
-        _said("as written", _on_mesh(SIZE, compiled=""), theirs, failed),
-        _said("replayed", _on_mesh(SIZE, compiled="python"), theirs, failed),
+    baseline, failed = under_torchrun(SIZE, compiled=False), list[str]()
+    texts = [
+        _compare("as written", _on_mesh(SIZE, compiled=""), baseline, failed),
+        _compare("replayed", _on_mesh(SIZE, compiled="python"), baseline, failed),
     ]
-    assert not failed, "; ".join(said + failed)
-    return "; ".join(said)
+    assert not failed, "; ".join(texts + failed)
+    return "; ".join(texts)
 
 
 @fact(limit_s=200, alone=True)
 def narrow_steps() -> str:
     """Steps that a process launches slower than a GPU computes them pass torchrun's as a CUDA graph"""
     need_gpu()
-    theirs, failed = under_torchrun("narrow", compiled=False), list[str]()
-    said = [
-        _said(name, _on_mesh("narrow", compiled=backend), theirs, failed if backend == "cudagraphs" else [])
+    baseline, failed = under_torchrun("narrow", compiled=False), list[str]()
+    texts = [
+        _compare(name, _on_mesh("narrow", compiled=backend), baseline, failed if backend == "cudagraphs" else [])
         for name, backend in (("replayed", "python"), ("CUDA graph", "cudagraphs"))
     ]
-    assert not failed, "; ".join(said + failed)
-    return "; ".join(said)
+    assert not failed, "; ".join(texts + failed)
+    return "; ".join(texts)
 
 
 @fact(limit_s=200, alone=True)
@@ -174,26 +174,26 @@ def compiled() -> str:
     """The same step by inductor makes 0.98 of what torch.compile makes under torchrun"""
     if DEVICE == "cuda":
         need_gpu()
-    theirs, failed = under_torchrun(SIZE, compiled=True), list[str]()
-    said = _said("inductor", _on_mesh(SIZE, compiled="inductor"), theirs, failed)
-    assert not failed, "; ".join([said, *failed])
-    return said
+    baseline, failed = under_torchrun(SIZE, compiled=True), list[str]()
+    text = _compare("inductor", _on_mesh(SIZE, compiled="inductor"), baseline, failed)
+    assert not failed, "; ".join([text, *failed])
+    return text
 
 
-def _main(asked: dict[str, Any]) -> None:
+def _main(options: dict[str, Any]) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
-    model, rows = made(asked["size"])
+    model, rows = make(options["size"])
     if DEVICE == "cuda":
         torch.cuda.set_device(0)
         model, rows = model.cuda(), rows.cuda()
     parallel: nn.Module = DistributedDataParallel(model)
-    if asked["compiled"]:
+    if options["compiled"]:
         parallel.compile()
     done = torch.cuda.synchronize if DEVICE == "cuda" else lambda: None
-    print(_ANSWER + json.dumps(rate(stepper(parallel, rows), done, asked["size"])), flush=True)
+    print(_ANSWER + json.dumps(rate(stepper(parallel, rows), done, options["size"])), flush=True)
     dist.destroy_process_group()
 
 

@@ -22,30 +22,30 @@ class Holder(Actor):
         return torch.full((count,), value, device=DEVICE)
 
     @endpoint
-    async def where(self, tensor: torch.Tensor) -> tuple[str, float]:
-        """What arrived."""
+    async def describe(self, tensor: torch.Tensor) -> tuple[str, float]:
+        """The device and mean of a tensor that arrived."""
         return str(tensor.device), float(tensor.double().mean())
 
     @endpoint
-    async def send(self, other: Any, count: int, times: int) -> list[tuple[str, float]]:
+    async def send(self, receiver: Any, count: int, times: int) -> list[tuple[str, float]]:
         """Passes a tensor to another rank, and overwrites it as soon as it is sent."""
-        found = []
+        replies = []
         for number in range(times):
-            _keep_busy()  # what is sent has not been computed yet
+            _keep_busy()  # the tensor has not been computed yet
             tensor = torch.full((count,), float(number), device=DEVICE)
-            future = other.where.call_one(tensor)
+            future = receiver.describe.call_one(tensor)
             tensor.fill_(-1)
-            found.append(await future)
-        return found
+            replies.append(await future)
+        return replies
 
     @endpoint
-    async def rate(self, other: Any, megabytes: int, times: int) -> float:
+    async def rate(self, receiver: Any, megabytes: int, times: int) -> float:
         """Seconds of a call with a tensor of so many MB."""
         tensor = torch.full((megabytes * _MB // 4,), 1.0, device=DEVICE)
-        await other.where.call_one(tensor)
+        await receiver.describe.call_one(tensor)
         began = time.perf_counter()
         for _ in range(times):
-            await other.where.call_one(tensor)
+            await receiver.describe.call_one(tensor)
         return (time.perf_counter() - began) / times
 
     @endpoint
@@ -90,12 +90,12 @@ def results_arrive_in_the_notebook_on_the_cpu() -> str:
 def arguments_arrive_on_the_device() -> str:
     """A CUDA tensor sent from rank to rank arrives on the device with the values that it had when it was sent"""
     procs, holders = _pair()
-    one, two = holders.slice(ranks=0), holders.slice(ranks=1)
-    found = {}
+    sender, receiver = holders.slice(ranks=0), holders.slice(ranks=1)
+    replies = {}
     for count in (10, 1000, 8 * _MB):
-        found[count] = one.send.call_one(two, count, 5).get(_ANSWER_S)
+        replies[count] = sender.send.call_one(receiver, count, 5).get(_ANSWER_S)
     procs.stop().get(20)
-    for count, answers in found.items():
+    for count, answers in replies.items():
         assert [value for _, value in answers] == [0.0, 1.0, 2.0, 3.0, 4.0], f"{count}: {answers}"
         assert all(device.startswith(DEVICE) for device, _ in answers), f"{count}: {answers}"
     return "40 bytes to 32 MB, overwritten by the sender as soon as the call was made"

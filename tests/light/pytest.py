@@ -1,6 +1,6 @@
-"""What a process needs of pytest that reads a module of tests for the actors in it: its marks and fixtures, left off.
+"""The part of pytest that a process needs to read actors from a module of tests: marks and fixtures, left off.
 
-All else is taken from pytest itself once it is asked for. To import it costs a process six times what its start does,
+All else is taken from pytest itself on first use. To import it costs a process six times as much as its start,
 and tests start many hundreds.
 """
 
@@ -11,15 +11,15 @@ from typing import Any
 
 
 class LeftOff:
-    """A mark or fixture. Whatever is made of it, it gives back the function that it decorates in the end."""
+    """A mark or fixture. In the end it returns the function that it decorates."""
 
     def __getattr__(self, name: str) -> "LeftOff":
         if name.startswith("__"):
             raise AttributeError(name)
         return self
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return given[0] if len(given) == 1 and callable(given[0]) and not named else self
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else self
 
 
 class Named:
@@ -31,8 +31,8 @@ class Named:
     def __getattr__(self, name: str) -> Any:
         return getattr(getattr(_itself(), self._name), name)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return getattr(_itself(), self._name)(*given, **named)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(_itself(), self._name)(*args, **kwargs)
 
     def __getitem__(self, parameters: Any) -> "Named":
         return self
@@ -53,9 +53,9 @@ def __getattr__(name: str) -> Any:
 
 def _itself() -> Any:
     """The one that is installed, from now on under its name."""
-    here = str(Path(__file__).parent)
+    folder = str(Path(__file__).parent)
     path = sys.path[:]
-    sys.path[:] = [one for one in path if one != here]
+    sys.path[:] = [entry for entry in path if entry != folder]
     if sys.modules["pytest"].__file__ == __file__:
         del sys.modules["pytest"]
     try:

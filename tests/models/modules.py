@@ -1,4 +1,4 @@
-"""Every kind of module that PyTorch has, by its own samples: over a mesh what it is in one process."""
+"""Every kind of module that PyTorch has, by its own samples: equal over a mesh and in one process."""
 
 import copy
 import warnings
@@ -29,8 +29,8 @@ def samples(name: str | None = None) -> Iterator[tuple[str, Any, Any, bool]]:
                 info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
             )
             for number, sample in enumerate(inputs):
-                held = tree_leaves((sample.constructor_input.args, sample.constructor_input.kwargs))
-                if any(isinstance(one, torch.Tensor) and one.dtype == torch.float64 for one in held):
+                leaves = tree_leaves((sample.constructor_input.args, sample.constructor_input.kwargs))
+                if any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 for leaf in leaves):
                     continue  # it does not run locally either: the module has another precision than its input
                 if number < _SAMPLES or "N" not in sample.desc:
                     yield info.name, info.module_cls, sample, training
@@ -38,27 +38,27 @@ def samples(name: str | None = None) -> Iterator[tuple[str, Any, Any, bool]]:
                     break
 
 
-def compared(mesh: Mesh, kind: type[nn.Module], sample: Any, training: bool, spec: str | None) -> str:
-    """What differs, or "". Dimension 0 of what goes in is cut over a mesh dimension, where one is given."""
+def compare(mesh: Mesh, kind: type[nn.Module], sample: Any, training: bool, spec: str | None) -> str:
+    """The difference, or "". Dimension 0 of inputs is cut over a mesh dimension, if one is given."""
     torch.manual_seed(2)
-    made = sample.constructor_input
-    local = kind(*made.args, **made.kwargs).train(training)
+    init = sample.constructor_input
+    local = kind(*init.args, **init.kwargs).train(training)
     torch.manual_seed(3)
-    wanted, gradients = _ran(local, *_inputs(sample))
-    module = monarch_nb.module_to_mesh(copy.deepcopy(_fresh(kind, made).train(training)), mesh)
+    expected, gradients = _run(local, *_inputs(sample))
+    module = monarch_nb.module_to_mesh(copy.deepcopy(_fresh(kind, init).train(training)), mesh)
 
-    def sent(value: Any) -> Any:
+    def send(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         own = [spec, *[None] * (value.dim() - 1)] if value.dim() and value.size(0) > 1 else None
         return monarch_nb.distribute(value, mesh, own)
 
-    inputs = tree_map(sent, _inputs(sample))
+    inputs = tree_map(send, _inputs(sample))
     torch.manual_seed(3)
-    found, others = _ran(module, *inputs)
+    outputs, mesh_gradients = _run(module, *inputs)
     try:
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4, equal_nan=True)
-        torch.testing.assert_close(others, gradients, atol=1e-3, rtol=1e-3, equal_nan=True)
+        torch.testing.assert_close(outputs, expected, atol=1e-4, rtol=1e-4, equal_nan=True)
+        torch.testing.assert_close(mesh_gradients, gradients, atol=1e-3, rtol=1e-3, equal_nan=True)
     except AssertionError as error:
         return str(error)
     return ""
@@ -67,33 +67,33 @@ def compared(mesh: Mesh, kind: type[nn.Module], sample: Any, training: bool, spe
 def _inputs(sample: Any) -> Any:
     """Leaves of their own."""
 
-    def copied(value: Any) -> Any:
+    def copy_of(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return copy.deepcopy(value)
         return value.detach().clone().requires_grad_(value.requires_grad)
 
-    return tree_map(copied, (sample.forward_input.args, sample.forward_input.kwargs))
+    return tree_map(copy_of, (sample.forward_input.args, sample.forward_input.kwargs))
 
 
-def _fresh(kind: type[nn.Module], made: Any) -> nn.Module:
+def _fresh(kind: type[nn.Module], init: Any) -> nn.Module:
     torch.manual_seed(2)
-    return kind(*made.args, **made.kwargs)
+    return kind(*init.args, **init.kwargs)
 
 
-def _ran(module: nn.Module, args: Any, kwargs: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """What comes out, and the gradients of what goes in."""
+def _run(module: nn.Module, args: Any, kwargs: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """The outputs, and the gradients of inputs and parameters."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outs = [one for one in tree_leaves(module(*args, **kwargs)) if isinstance(one, torch.Tensor)]
-        floating = [one for one in outs if one.requires_grad]
+        outs = [t for t in tree_leaves(module(*args, **kwargs)) if isinstance(t, torch.Tensor)]
+        floating = [t for t in outs if t.requires_grad]
         if floating:
-            sum(one.square().sum() for one in floating).backward()  # type: ignore[union-attr]
-    given = {f"input {at}": one for at, one in enumerate(tree_leaves((args, kwargs))) if isinstance(one, torch.Tensor)}
+            sum(t.square().sum() for t in floating).backward()  # type: ignore[union-attr]
+    inputs = {f"input {n}": t for n, t in enumerate(tree_leaves((args, kwargs))) if isinstance(t, torch.Tensor)}
     own = dict(module.named_parameters())
-    return [_whole(one) for one in outs], {
-        name: _whole(one.grad) for name, one in {**own, **given}.items() if one.is_leaf and one.grad is not None
+    return [_full(t) for t in outs], {
+        name: _full(t.grad) for name, t in {**own, **inputs}.items() if t.is_leaf and t.grad is not None
     }
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _full(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, MeshTensor) else tensor).detach()

@@ -45,22 +45,22 @@ samples: forward and backward, in training and evaluation mode, replicated and s
 
 def page(outcomes: Mapping[str, Mapping[str, Outcome]], versions: str) -> str:
     """The text of the page."""
-    every = [one for by in outcomes.values() for one in by.values()]
-    equal = sum(one.is_equal() for one in every)
-    verdict = "**All of them are equal**" if equal == len(every) else f"**{equal} of {len(every)} are equal**"
+    trainings = [outcome for ways in outcomes.values() for outcome in ways.values()]
+    equal = sum(outcome.is_equal() for outcome in trainings)
+    verdict = "**All of them are equal**" if equal == len(trainings) else f"**{equal} of {len(trainings)} are equal**"
     text = HEAD + f"{verdict}, up to float32 rounding, with {versions}.\n" + TABLE
     text += "| model | plan | " + " | ".join(PARALLEL) + " |\n|---|---|" + "---|" * len(PARALLEL) + "\n"
-    for name, by in outcomes.items():
+    for name, ways in outcomes.items():
         cells = (
-            f"equal ({by[one].loss:.0e})" if by[one].is_equal() else f"**differs** ({by[one].loss:.0e})"
-            for one in PARALLEL
+            f"equal ({ways[way].loss:.0e})" if ways[way].is_equal() else f"**differs** ({ways[way].loss:.0e})"
+            for way in PARALLEL
         )
         text += f"| {name} | {_plan(name)} | {' | '.join(cells)} |\n"
     rows = ""
-    for name, by in outcomes.items():
-        gathered = sorted({one for outcome in by.values() for one in outcome.gathered})
+    for name, ways in outcomes.items():
+        gathered = sorted({operation for outcome in ways.values() for operation in outcome.gathered})
         if gathered:
-            rows += f"| {name} | {', '.join(f'`{one}`' for one in gathered)} |\n"
+            rows += f"| {name} | {', '.join(f'`{operation}`' for operation in gathered)} |\n"
     return text + (GATHERED + rows if rows else "") + END
 
 
@@ -72,6 +72,6 @@ def _plan(name: str) -> str:
 
 
 def read(text: str) -> dict[str, list[bool]]:
-    """What a page says: by model, whether each way of training it is equal."""
+    """The content of a page: by model, whether each way of training it is equal."""
     rows = re.findall(r"^\| ([\w ]+) \| `.*?\| ((?:equal|\*\*differs).*) \|$", text, re.MULTILINE)
     return {name: [cell.strip().startswith("equal") for cell in cells.split("|")] for name, cells in rows}

@@ -1,4 +1,4 @@
-"""One model, trained in one process and over a mesh: what differs."""
+"""One model, trained in one process and over a mesh: the differences."""
 
 import copy
 import warnings
@@ -17,7 +17,7 @@ PARALLEL = ("data", "fully sharded", "tensor", "data + tensor", "fully sharded +
 
 @dataclass
 class Course:
-    """What a training gave, step by step, and the parameters at its end."""
+    """Losses and norms of a training, step by step, and the parameters at its end."""
 
     losses: list[float]
     norms: list[float]
@@ -51,10 +51,10 @@ def course(model: Model, module: nn.Module, batch: Batch) -> Course:
         norms.append(nn.utils.clip_grad_norm_(module.parameters(), 1.0))
         optimizer.step()
         losses.append(loss.detach())
-    return Course([*map(float, losses)], [*map(float, norms)], {n: whole(p) for n, p in module.named_parameters()})
+    return Course([*map(float, losses)], [*map(float, norms)], {n: full(p) for n, p in module.named_parameters()})
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, MeshTensor) else tensor).detach().clone()
 
 
@@ -69,9 +69,7 @@ def spread(model: Model, module: nn.Module, batch: Batch, mesh: Mesh, parallel: 
     plan = plan_of(model, parallel)
     sharded = monarch_nb.module_to_mesh(copy.deepcopy(module), mesh, plan)
     dims = {"data": ("data", "model"), "fully sharded": ("data", "model"), "tensor": None}.get(parallel, "data")
-    return sharded, {
-        name: monarch_nb.distribute(one, mesh, [dims, *[None] * (one.dim() - 1)]) for name, one in batch.items()
-    }
+    return sharded, {name: monarch_nb.distribute(t, mesh, [dims, *[None] * (t.dim() - 1)]) for name, t in batch.items()}
 
 
 @dataclass
@@ -88,20 +86,20 @@ class Outcome:
         return self.loss < 1e-5 and self.norm < 1e-4 and self.parameter < 1e-3
 
 
-def compared(model: Model, mesh: Mesh, parallel: str, wanted: Course | None = None) -> Outcome:
-    """Trains it over the mesh, and against one process where that is not known yet."""
+def compare(model: Model, mesh: Mesh, parallel: str, local: Course | None = None) -> Outcome:
+    """Trains it over the mesh, and in one process unless `local` has that."""
     module, batch = module_and_batch(model)
-    if wanted is None:
-        wanted = course(model, copy.deepcopy(module), batch)
+    if local is None:
+        local = course(model, copy.deepcopy(module), batch)
     mesh.stream.noticed.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", GatherWarning)
-        found = course(model, *spread(model, module, batch, mesh, parallel))
-    gathered = sorted({str(one.message).partition(" ")[0] for one in caught})
-    differ = [(wanted.parameters[name] - found.parameters[name]).abs().max().item() for name in wanted.parameters]
-    return Outcome(_relative(wanted.losses, found.losses), _relative(wanted.norms, found.norms), max(differ), gathered)
+        remote = course(model, *spread(model, module, batch, mesh, parallel))
+    gathered = sorted({str(warning.message).partition(" ")[0] for warning in caught})
+    differ = [(local.parameters[name] - remote.parameters[name]).abs().max().item() for name in local.parameters]
+    return Outcome(_relative(local.losses, remote.losses), _relative(local.norms, remote.norms), max(differ), gathered)
 
 
-def _relative(some: list[float], others: list[float]) -> float:
-    return max(abs(one - other) / max(abs(one), 1e-6) for one, other in zip(some, others, strict=True))
+def _relative(expected: list[float], actual: list[float]) -> float:
+    return max(abs(first - second) / max(abs(first), 1e-6) for first, second in zip(expected, actual, strict=True))

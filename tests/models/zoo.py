@@ -1,4 +1,4 @@
-"""Models as people have them, tiny and with random weights: nothing is fetched. Each with a batch, and its loss."""
+"""Usual models, tiny and with random weights: nothing is fetched. Each with a batch, and its loss."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Model:
-    """How one is made, what it is given, what it should give; and how it is cut for tensor parallelism."""
+    """A function that makes it, its inputs and loss, and its plan for tensor parallelism."""
 
     make: Callable[[], nn.Module]
     batch: Callable[[], Batch]
@@ -37,7 +37,7 @@ def _masked_words() -> Batch:
 
 
 def _own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """That of Transformers' models, which know it when they are given labels."""
+    """The loss that Transformers' models compute from labels."""
     return model(**batch).loss
 
 
@@ -127,7 +127,7 @@ def _t5() -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    """Words into a recurrent net, and what it gives at each of them into classes."""
+    """Words into a recurrent net, and its output at each of them into classes."""
 
     def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
         super().__init__()
@@ -201,9 +201,9 @@ class Attention(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         x = self.words(input_ids)
         x = x + self.own(x, x, x, need_weights=False)[0]
-        other = self.narrow(x)
-        found, weights = self.cross(x, other, other)
-        return self.head(x + found) + weights.mean()
+        context = self.narrow(x)
+        attended, weights = self.cross(x, context, context)
+        return self.head(x + attended) + weights.mean()
 
 
 def _next_words(model: nn.Module, batch: Batch) -> torch.Tensor:

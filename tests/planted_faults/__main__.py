@@ -1,4 +1,4 @@
-"""Plants faults in programs on real processes, asks who is to blame, and counts right and wrong answers.
+"""Plants faults in programs on real processes, asks which rank is to blame, and counts right and wrong answers.
 
 `python -m tests.planted_faults --page docs/diagnosis.md` runs all cases three times, and writes the page.
 """
@@ -44,22 +44,22 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{case.kind or 'healthy':<24} {case.name}" for case in cases))
         return 0
-    known = list(_known(options.results))
-    done = {(outcome.name, outcome.seed) for outcome in known}
-    left = [(case.name, seed) for seed in options.seeds for case in cases if (case.name, seed) not in done]
-    outcomes = [outcome for outcome in known if outcome.name in {case.name for case in cases}]
+    stored = list(_stored(options.results))
+    done = {(outcome.name, outcome.seed) for outcome in stored}
+    pending = [(case.name, seed) for seed in options.seeds for case in cases if (case.name, seed) not in done]
+    outcomes = [outcome for outcome in stored if outcome.name in {case.name for case in cases}]
     with tempfile.TemporaryDirectory() as folder:
-        for number, outcome in enumerate(_Controllers(left, Path(folder)).run(options.jobs), 1):
+        for number, outcome in enumerate(_Controllers(pending, Path(folder)).run(options.jobs), 1):
             outcomes.append(outcome)
             if options.results is not None:
                 with options.results.open("a") as file:
                     file.write(json.dumps(asdict(outcome)) + "\n")
             print(
-                f"{number:>4}/{len(left)} {outcome.grade:<8} {outcome.planted:<22} {outcome.name}, "
+                f"{number:>4}/{len(pending)} {outcome.grade:<8} {outcome.planted:<22} {outcome.name}, "
                 f"seed {outcome.seed}: {outcome.text or '-'} ({outcome.seconds:.1f} s, {outcome.looks} looks)",
                 flush=True,
             )
-    print(Counter(("healthy" if each.planted == "healthy" else "planted", each.grade) for each in outcomes))
+    print(Counter(("healthy" if outcome.planted == "healthy" else "planted", outcome.grade) for outcome in outcomes))
     if options.page is not None:
         before = options.page.read_text() if options.page.exists() else ""
         options.page.write_text(page(outcomes, f"{counted(options.jobs, 'case')} at a time", before))
@@ -72,7 +72,7 @@ def _has(case: Case, words: str) -> bool:
     return all(word in f"{case.kind or 'healthy'} {case.name}" for word in words.split())
 
 
-def _known(results: Path | None) -> Iterator[Outcome]:
+def _stored(results: Path | None) -> Iterator[Outcome]:
     if results is not None and results.exists():
         yield from (Outcome(**json.loads(line)) for line in results.read_text().splitlines())
 
@@ -80,18 +80,18 @@ def _known(results: Path | None) -> Iterator[Outcome]:
 class _Controllers:
     """Processes with a controller each, which run cases. One that ends while it runs a case is replaced."""
 
-    def __init__(self, left: list[tuple[str, int]], folder: Path) -> None:
-        self._left, self._folder = left[::-1], folder
-        self._given: dict[int, tuple[str, int]] = {}  # by process
+    def __init__(self, pending: list[tuple[str, int]], folder: Path) -> None:
+        self._pending, self._folder = pending[::-1], folder
+        self._running: dict[int, tuple[str, int]] = {}  # by process
         self._selector = selectors.DefaultSelector()
 
     def run(self, jobs: int) -> Iterator[Outcome]:
-        for _ in range(min(jobs, len(self._left))):
+        for _ in range(min(jobs, len(self._pending))):
             self._start()
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 answers, process = cast("TextIO", key.fileobj), cast("subprocess.Popen[str]", key.data)
-                line, case = answers.readline(), self._given.pop(process.pid, None)
+                line, case = answers.readline(), self._running.pop(process.pid, None)
                 if line:
                     yield Outcome(**json.loads(line))
                     self._feed(process)
@@ -117,9 +117,9 @@ class _Controllers:
 
     def _feed(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdin is not None
-        if self._left:
-            self._given[process.pid] = self._left.pop()
-            process.stdin.write(json.dumps(self._given[process.pid]) + "\n")
+        if self._pending:
+            self._running[process.pid] = self._pending.pop()
+            process.stdin.write(json.dumps(self._running[process.pid]) + "\n")
             process.stdin.flush()
         else:
             process.stdin.close()
@@ -128,8 +128,8 @@ class _Controllers:
         return (self._folder / str(process.pid)).read_text(errors="replace")[-400:].replace("\n", " ")
 
 
-def _not_run(name: str, seed: int, why: str) -> Outcome:
-    return Outcome(name, seed, CASES[name].kind or "healthy", "", "not run", text=why)
+def _not_run(name: str, seed: int, reason: str) -> Outcome:
+    return Outcome(name, seed, CASES[name].kind or "healthy", "", "not run", text=reason)
 
 
 def work(report: int) -> None:

@@ -1,4 +1,4 @@
-"""docs/diagnosis.md, from what became of the planted faults."""
+"""docs/diagnosis.md, from the outcomes of planted faults."""
 
 import os
 import platform
@@ -69,29 +69,29 @@ some. `make test` runs a few, and `make test-slow` one of each kind.
 
 
 def page(outcomes: Sequence[Outcome], load: str, before: str = "") -> str:
-    """The text of the page; what it costs, which `benchmarks.diagnosis` writes, is taken from the page `before`."""
+    """The text of the page; its costs, which `benchmarks.diagnosis` writes, are taken from the page `before`."""
     import torch
 
-    planted = [each for each in outcomes if each.planted != "healthy"]
-    healthy = [each for each in outcomes if each.planted == "healthy"]
-    right = sum(each.grade == "right" for each in planted)
-    seeds = len({each.seed for each in outcomes})
+    planted = [run for run in outcomes if run.planted != "healthy"]
+    healthy = [run for run in outcomes if run.planted == "healthy"]
+    right = sum(run.grade == "right" for run in planted)
+    seeds = len({run.seed for run in outcomes})
     text = HEAD.format(
-        faulty=len({each.name for each in planted}),
-        healthy=len({each.name for each in healthy}),
+        faulty=len({run.name for run in planted}),
+        healthy=len({run.name for run in healthy}),
         seeds={1: "once", 2: "twice", 3: "three times"}.get(seeds, f"{seeds} times"),
         right=right,
         planted=len(planted),
         percent=100 * right / max(1, len(planted)),
-        wrong=sum(each.grade == "wrong" for each in planted) or "none",
-        accused=sum(each.grade == "wrong" for each in healthy) or "Not one",
+        wrong=sum(run.grade == "wrong" for run in planted) or "none",
+        accused=sum(run.grade == "wrong" for run in healthy) or "Not one",
         runs=len(healthy),
-        suspected=f"{sum(each.unsure for each in healthy):,}",
-        looks=sum(each.looks for each in healthy),
-        unsure=100 * sum(each.unsure for each in healthy) / max(1, sum(each.looks for each in healthy)),
-        waiting=f"{sum(each.waiting for each in healthy):,}",
-        shown=sum(each.shown > 0 for each in healthy) or "none",
-        shown_cases=", ".join(sorted({each.name for each in healthy if each.shown})) or "none waits for so long",
+        suspected=f"{sum(run.unsure for run in healthy):,}",
+        looks=sum(run.looks for run in healthy),
+        unsure=100 * sum(run.unsure for run in healthy) / max(1, sum(run.looks for run in healthy)),
+        waiting=f"{sum(run.waiting for run in healthy):,}",
+        shown=sum(run.shown > 0 for run in healthy) or "none",
+        shown_cases=", ".join(sorted({run.name for run in healthy if run.shown})) or "none waits for so long",
         date=time.strftime("%-d %B %Y"),
         machine=f"{os.cpu_count()} cores, Linux on {platform.machine()}, Python {platform.python_version()}",
         torch=torch.__version__.partition("+")[0],
@@ -103,12 +103,12 @@ def page(outcomes: Sequence[Outcome], load: str, before: str = "") -> str:
 
 
 def _matrix(outcomes: Sequence[Outcome]) -> str:
-    rows = list(dict.fromkeys(each.planted for each in sorted(outcomes, key=lambda each: each.planted == "healthy")))
+    rows = list(dict.fromkeys(run.planted for run in sorted(outcomes, key=lambda run: run.planted == "healthy")))
     columns = [*(row for row in rows if row != "healthy"), ""]
-    columns[-1:-1] = sorted({each.answer for each in outcomes} - set(columns))
+    columns[-1:-1] = sorted({run.answer for run in outcomes} - set(columns))
     text = f"| planted | {' | '.join(column or 'none' for column in columns)} |\n|---|{'---|' * len(columns)}\n"
     for row in rows:
-        counts = [sum(each.planted == row and each.answer == column for each in outcomes) for column in columns]
+        counts = [sum(run.planted == row and run.answer == column for run in outcomes) for column in columns]
         cells = (
             f"**{count}**" if row == column and count else str(count or "")
             for count, column in zip(counts, columns, strict=True)
@@ -119,28 +119,28 @@ def _matrix(outcomes: Sequence[Outcome]) -> str:
 
 def _graded(planted: Sequence[Outcome]) -> str:
     text = f"| planted | {' | '.join(GRADES)} | verdict | call |\n|---|{'---|' * (len(GRADES) + 2)}\n"
-    for kind in dict.fromkeys(each.planted for each in planted):
-        mine = [each for each in planted if each.planted == kind]
-        counts = (str(sum(each.grade == grade for each in mine) or "") for grade in GRADES)
-        times = [_seconds([each.seconds for each in mine]), _seconds([each.asked for each in mine])]
+    for kind in dict.fromkeys(run.planted for run in planted):
+        runs = [run for run in planted if run.planted == kind]
+        counts = (str(sum(run.grade == grade for run in runs) or "") for grade in GRADES)
+        times = [_seconds([run.seconds for run in runs]), _seconds([run.asked for run in runs])]
         text += f"| {kind} | {' | '.join([*counts, *times])} |\n"
     return text
 
 
 def _seconds(seconds: Sequence[float]) -> str:
-    found = [each for each in seconds if each]
-    return f"{median(found):.1f} s, {max(found):.1f} s" if found else ""
+    times = [value for value in seconds if value]
+    return f"{median(times):.1f} s, {max(times):.1f} s" if times else ""
 
 
 def _not_right(outcomes: Sequence[Outcome]) -> str:
     alike: dict[tuple[int, str, str], list[Outcome]] = {}
-    for each in outcomes:
-        if each.grade != "right":
-            alike.setdefault((-GRADES.index(each.grade), each.planted, each.name), []).append(each)
+    for run in outcomes:
+        if run.grade != "right":
+            alike.setdefault((-GRADES.index(run.grade), run.planted, run.name), []).append(run)
     rows = (
-        f"| {planted}: {name} | {', '.join(str(each.seed) for each in sorted(of, key=lambda each: each.seed))} "
-        f"| {of[0].grade}: {of[0].text.replace('|', '/') or 'silence'} |\n"
-        for (_, planted, name), of in sorted(alike.items())
+        f"| {planted}: {name} | {', '.join(str(run.seed) for run in sorted(runs, key=lambda run: run.seed))} "
+        f"| {runs[0].grade}: {runs[0].text.replace('|', '/') or 'silence'} |\n"
+        for (_, planted, name), runs in sorted(alike.items())
     )
     return NOT_RIGHT + "".join(rows) if alike else ""
 
@@ -153,6 +153,6 @@ def _cases() -> str:
 
 
 def read(text: str) -> dict[str, list[str]]:
-    """What a page says: by kind, the cases."""
+    """The content of a page: by kind, the cases."""
     rows = re.findall(r"^- (\w+): (.+)$", text, re.MULTILINE)
     return {kind: names.split("; ") for kind, names in rows}

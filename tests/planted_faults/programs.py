@@ -1,4 +1,4 @@
-"""What the ranks of a case run: small programs with named places, and what planted ranks do at one of these."""
+"""Programs that the ranks of a case run: small, with named places, and the faults of planted ranks at one of these."""
 
 import asyncio
 import ctypes
@@ -35,7 +35,7 @@ from monarch_nb.actor import Actor, ActorError, current_rank, endpoint
 
 @dataclass(frozen=True)
 class Plan:
-    """A program, and what is planted in it."""
+    """A program, and the fault that is planted in it."""
 
     program: str
     fault: str  # what planted ranks do
@@ -57,7 +57,7 @@ class Run:
 
     def __init__(self, plan: Plan, rank: int, holder: Any) -> None:
         self.plan, self.rank, self.holder = plan, rank, holder
-        self.step, self.other = 0, ""  # `other`: what the next collective is in place of its own
+        self.step, self.replacement = 0, ""  # `replacement`: of the next collective
         self.random = random.Random(f"{plan.seed} {rank}")
         self.model: Any = None
         self.optimizer: Any = None
@@ -68,7 +68,7 @@ class Run:
             yield step
 
     def at(self, place: str) -> None:
-        """The place of a step: planted ranks do there what they are to do."""
+        """The place of a step, where planted ranks have their fault."""
         plan = self.plan
         if place != plan.place or self.rank not in plan.ranks or self.step < plan.step:
             return
@@ -78,15 +78,15 @@ class Run:
             FAULTS[plan.fault](self)
 
     def reduce(self, tensor: torch.Tensor, group: Any = None) -> None:
-        """An all_reduce, or what a planted rank does in its place."""
-        other, self.other = self.other, ""
-        if other == "skip":
+        """An all_reduce, or the replacement of a planted rank."""
+        operation, self.replacement = self.replacement, ""
+        if operation == "skip":
             return
-        if other == "other operation":
+        if operation == "other operation":
             dist.broadcast(tensor, dist.get_process_group_ranks(group or dist.group.WORLD)[0], group)
-        elif other == "other shape":
+        elif operation == "other shape":
             dist.all_reduce(torch.ones(2 * len(tensor)), group=group)
-        elif other == "other type":
+        elif operation == "other type":
             dist.all_reduce(tensor.double(), group=group)
         else:
             dist.all_reduce(tensor, group=group)
@@ -111,11 +111,11 @@ class _Locks:
     """Two locks, which a thread of its own takes in the order in which it is asked to."""
 
     def __init__(self) -> None:
-        self.data, self.queue, self.held = threading.Lock(), threading.RLock(), threading.Event()
+        self.data, self.queue, self.ready = threading.Lock(), threading.RLock(), threading.Event()
 
     def load(self) -> None:
         with self.queue:
-            self.held.set()
+            self.ready.set()
             time.sleep(0.2)
             with self.data:
                 pass
@@ -123,7 +123,7 @@ class _Locks:
     def step(self) -> None:
         with self.data:
             threading.Thread(target=self.load, name="loader", daemon=True).start()
-            self.held.wait()
+            self.ready.wait()
             with self.queue:
                 pass
 
@@ -132,15 +132,15 @@ def _held_lock(seconds: float) -> "Callable[[Run], None]":
     """Another thread works while it holds the lock."""
 
     def do(_: Run) -> None:
-        lock, held = threading.Lock(), threading.Event()
+        lock, ready = threading.Lock(), threading.Event()
 
         def work() -> None:
             with lock:
-                held.set()
+                ready.set()
                 time.sleep(seconds)
 
         threading.Thread(target=work, daemon=True).start()
-        held.wait()
+        ready.wait()
         with lock:
             pass
 
@@ -171,9 +171,9 @@ def _joins(_: Run) -> None:
 
 
 def _file_lock(_: Run) -> None:
-    with tempfile.NamedTemporaryFile() as one, open(one.name) as other:
-        fcntl.flock(one, fcntl.LOCK_EX)
-        fcntl.flock(other, fcntl.LOCK_EX)
+    with tempfile.NamedTemporaryFile() as first, open(first.name) as second:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        fcntl.flock(second, fcntl.LOCK_EX)
 
 
 def _polls(_: Run) -> None:
@@ -236,7 +236,7 @@ def _returns(_: Run) -> None:
 
 def _replaces(operation: str) -> "Callable[[Run], None]":
     def do(run: Run) -> None:
-        run.other = operation
+        run.replacement = operation
 
     return do
 
@@ -270,16 +270,16 @@ def _collects(run: Run) -> None:
 
 def _downloads(_: Run) -> None:
     """Slowly, from another thread."""
-    near, far = socket.socketpair()
+    client, server = socket.socketpair()
 
     def send() -> None:
         for _ in range(100):
-            far.send(b"part")
+            server.send(b"part")
             time.sleep(0.03)
-        far.close()
+        server.close()
 
     threading.Thread(target=send, daemon=True).start()
-    while near.recv(4096):
+    while client.recv(4096):
         pass
 
 
@@ -457,11 +457,11 @@ def _grid(run: Run) -> None:
         "row": [[rank, rank + 1] for rank in range(0, size, 2)],
         "column": [list(range(side, size, 2)) for side in range(2)],
     }
-    made = {kind: [(ranks, dist.new_group(ranks)) for ranks in each] for kind, each in groups.items()}
-    mine = {kind: next(group for ranks, group in each if run.rank in ranks) for kind, each in made.items()}
+    all_groups = {kind: [(ranks, dist.new_group(ranks)) for ranks in entries] for kind, entries in groups.items()}
+    own = {kind: next(group for ranks, group in entries if run.rank in ranks) for kind, entries in all_groups.items()}
     for _ in run.steps():
         run.at("data")
-        for kind, group in mine.items():
+        for kind, group in own.items():
             run.at(kind)
             run.reduce(torch.ones(4), group)
 
@@ -471,9 +471,9 @@ def _two_groups(run: Run) -> None:
     groups = [dist.new_group(), dist.new_group()]
     for _ in run.steps():
         run.at("data")
-        if run.other == "skip":
+        if run.replacement == "skip":
             groups.reverse()
-            run.other = ""
+            run.replacement = ""
         for group in groups:
             run.reduce(torch.ones(4), group)
 
@@ -508,8 +508,8 @@ def _asynchronous(run: Run) -> None:
     for _ in run.steps():
         works = [dist.all_reduce(torch.ones(4), async_op=True)]
         run.at("data")
-        other = dist.broadcast(torch.ones(8), 0, async_op=True) if run.other else None
-        works.append(other or dist.all_reduce(torch.ones(8), async_op=True))
+        extra = dist.broadcast(torch.ones(8), 0, async_op=True) if run.replacement else None
+        works.append(extra or dist.all_reduce(torch.ones(8), async_op=True))
         for work in works:
             work.wait()
 
@@ -654,28 +654,28 @@ class Worker(Actor):
 
 
 class Node(Actor):
-    """An actor of a graph: calls the next one, the last one does what is planted."""
+    """An actor of a graph: calls the next one, the last one has the fault."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.numbers = count()
 
     @endpoint
-    def ask(self, others: list[Any]) -> int:
+    def ask(self, nodes: list[Any]) -> int:
         run = Run(self.plan, self.plan.ranks[0], self)
         run.step = next(self.numbers)
-        if others:
-            return int(others[0].ask.call_one(others[1:]).get())
+        if nodes:
+            return int(nodes[0].ask.call_one(nodes[1:]).get())
         run.at("data")
         return 1
 
     @endpoint
-    def circle(self, others: list[Any], own: int) -> int:
+    def circle(self, nodes: list[Any], own: int) -> int:
         """Every actor calls the next one while it is busy."""
         Path(self.plan.folder, f"{own}").touch()
-        while len(os.listdir(self.plan.folder)) < len(others):
+        while len(os.listdir(self.plan.folder)) < len(nodes):
             time.sleep(0.01)
-        return int(others[(own + 1) % len(others)].ask.call_one([]).get())
+        return int(nodes[(own + 1) % len(nodes)].ask.call_one([]).get())
 
 
 __all__ = ["FAULTS", "PROGRAMS", "ActorError", "Node", "Plan", "Worker"]

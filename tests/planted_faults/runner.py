@@ -1,4 +1,4 @@
-"""Runs a case on real processes, asks who is to blame, and compares the answer with what was planted."""
+"""Runs a case on real processes, asks which rank is to blame, and compares the answer with the planted fault."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ GRADES: tuple[Grade, ...] = ("right", "silent", "unsure", "wrong", "not run")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case."""
+    """The outcome of one case."""
 
     name: str
     seed: int
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass
 class Looks:
-    """The answers so far, and what they are worth."""
+    """The answers so far, and their grade."""
 
     case: Case
     culprits: tuple[int, ...]
@@ -67,7 +67,7 @@ class Looks:
     def add(self, findings: tuple[Finding, ...]) -> None:
         self.count += 1
         sure = [finding for finding in findings if finding.sure]
-        facts = [each for each in findings if each.kind == "waiting_on" and {*each.ranks} <= {*self.planted}]
+        facts = [f for f in findings if f.kind == "waiting_on" and {*f.ranks} <= {*self.planted}]
         self.waiting += bool(findings) and len(facts) == len(findings)
         self.unsure += len(facts) < len(findings) and not sure
         if not self.case.kind and len(facts) == len(findings):
@@ -77,7 +77,7 @@ class Looks:
         wrong = [finding for finding in sure if not self._is_right(finding)]
         if wrong:
             self._set("wrong", wrong[0])
-        elif right := [each for each in findings if self._is_right(each) and each.sure >= self.case.sure]:
+        elif right := [finding for finding in findings if self._is_right(finding) and finding.sure >= self.case.sure]:
             self._set("right", right[0])
         elif findings and self.grade == "silent":
             self._set("unsure", findings[0])
@@ -88,7 +88,7 @@ class Looks:
     def _set(self, grade: Grade, finding: Finding) -> None:
         self.grade, self.answer, self.text = grade, finding.kind, finding.line
 
-    def outcome(self, seed: int, seconds: float = 0.0, asked: float = 0.0) -> Outcome:
+    def outcome(self, seed: int, seconds: float = 0.0, call_seconds: float = 0.0) -> Outcome:
         case = self.case
         grade: Grade = self.grade
         if not case.kind and grade == "silent":
@@ -101,7 +101,7 @@ class Looks:
             self.answer,
             grade,
             seconds,
-            asked,
+            call_seconds,
             self.count,
             self.unsure,
             self.waiting,
@@ -143,7 +143,7 @@ def _hogs(count: int) -> Iterator[None]:
             hog.wait()
 
 
-def _spawned(stack: contextlib.ExitStack, count: int, name: str = "planted") -> Any:
+def _spawn(stack: contextlib.ExitStack, count: int, name: str = "planted") -> Any:
     procs = this_host().spawn_procs(per_host={"gpus": count}, name=name)
     stack.callback(_stop, procs)
     procs.initialized.get(BEGIN_S)
@@ -163,13 +163,13 @@ def _end(call: Any) -> None:
 
 
 def _workers(stack: contextlib.ExitStack, looks: Looks) -> tuple[Any, list[int]]:
-    workers = _spawned(stack, looks.case.procs).spawn("workers", Worker)
+    workers = _spawn(stack, looks.case.procs).spawn("workers", Worker)
     pids = list(workers.join.call(looks.case.program != "no collectives").get(BEGIN_S).values())
     return workers, pids
 
 
-def _begun(plan: Plan, call: Any) -> bool:
-    """Waits until all planted ranks are where they do it."""
+def _await_fault(plan: Plan, call: Any) -> bool:
+    """Waits until all planted ranks have reached their place."""
     until = time.monotonic() + BEGIN_S
     while len(os.listdir(plan.folder)) < len(plan.ranks):
         if call.done() or time.monotonic() > until:
@@ -179,17 +179,17 @@ def _begun(plan: Plan, call: Any) -> bool:
 
 
 def _verdict(looks: Looks, plan: Plan, seed: int, ask: Callable[[], Diagnosis]) -> Outcome:
-    """Asks until the answer is as it is to be, and a little longer."""
+    """Asks until the answer is right, and a little longer."""
     begun = (
-        max(each.stat().st_mtime for each in Path(plan.folder).iterdir()) if os.listdir(plan.folder) else time.time()
+        max(path.stat().st_mtime for path in Path(plan.folder).iterdir()) if os.listdir(plan.folder) else time.time()
     )
     seconds = took = 0.0
     until = time.monotonic() + VERDICT_S
     while time.monotonic() < until and looks.grade != "wrong":
-        asked = time.monotonic()
+        started = time.monotonic()
         looks.add(ask().findings)
         if looks.grade in ("right", "wrong") and not seconds:
-            seconds, took = time.time() - begun, time.monotonic() - asked
+            seconds, took = time.time() - begun, time.monotonic() - started
             until = min(until, time.monotonic() + AGAIN_S)
         time.sleep(0.1)
     return looks.outcome(seed, seconds, took)
@@ -203,14 +203,14 @@ def _diagnose(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) 
     if not case.kind:
         state = state_of(workers)
         cell = HangNotes(current_runtime())
-        pending = next(each for each in current_runtime().calls.values() if each.mesh == state.uid)
+        pending = next(record for record in current_runtime().calls.values() if record.mesh == state.uid)
         while not call.done():
             looks.add(monarch_nb.diagnose(workers).findings)
             looks.shown += bool(cell.findings(state, pending.missing_ranks()))
             time.sleep(0.05)
         call.get(1)
         return looks.outcome(seed)
-    if not _begun(plan, call):
+    if not _await_fault(plan, call):
         return Outcome(case.name, seed, case.kind, "", "not run", text="the planted ranks did not come to their place")
     if case.fault == "gdb":
         gdb = subprocess.Popen(
@@ -231,8 +231,8 @@ def _state(pid: int) -> str:
 
 
 def _graph(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -> Outcome:
-    """Actors that call each other, each on a process of its own: a chain, whose last one does what is planted."""
-    procs = _spawned(stack, looks.case.procs)
+    """Actors that call each other, each on a process of its own: a chain, whose last one has the fault."""
+    procs = _spawn(stack, looks.case.procs)
     nodes = [procs.slice(gpus=index).spawn(f"node{index}", Node, plan) for index in range(looks.case.procs)]
     if not looks.case.kind:
         for _ in range(plan.steps + plan.step):
@@ -245,14 +245,14 @@ def _graph(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -> 
         nodes[0].ask.call_one(nodes[1:]).get(BEGIN_S)
     call = nodes[0].ask.call_one(nodes[1:])
     stack.callback(_end, call)
-    _begun(plan, call)
+    _await_fault(plan, call)
     return _verdict(looks, plan, seed, monarch_nb.diagnose)
 
 
 def _circle(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -> Outcome:
     """Actors that wait for each other: the call says so by itself."""
     case = looks.case
-    procs = _spawned(stack, case.procs)
+    procs = _spawn(stack, case.procs)
     nodes = [procs.slice(gpus=index).spawn(f"node{index}", Node, plan) for index in range(case.procs)]
     begun = time.time()
     calls = [node.circle.call_one(nodes, index) for index, node in enumerate(nodes)]
@@ -262,9 +262,9 @@ def _circle(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) ->
             call.get(BEGIN_S)
         except (ActorError, DeadlockError) as error:
             texts.append(str(error))
-    text = next((each for each in texts if "deadlock" in each), "")
-    whole = all(f"node{index}" in text for index in range(case.procs))
-    finding = Finding("deadlock", "planted", looks.culprits if whole else (), text.partition("\n")[0])
+    text = next((message for message in texts if "deadlock" in message), "")
+    complete = all(f"node{index}" in text for index in range(case.procs))
+    finding = Finding("deadlock", "planted", looks.culprits if complete else (), text.partition("\n")[0])
     looks.add((finding,) if text else ())
     return looks.outcome(seed, time.time() - begun)
 
@@ -275,7 +275,7 @@ def _tensors(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -
     from monarch_nb.distributed import Mesh, distribute
 
     case = looks.case
-    procs = _spawned(stack, case.procs)
+    procs = _spawn(stack, case.procs)
     pids = procs.run(os.getpid).get(BEGIN_S).values() if case.kind else []
     mesh = Mesh.of(procs)
     matrix = distribute(torch.ones(8, 8), mesh)
@@ -311,39 +311,39 @@ def _far(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -> Ou
     proxies = [Proxy(agent.endpoint) for agent in agents]
     for proxy in proxies:
         stack.callback(proxy.close)
-    far = attach_hosts([proxy.endpoint for proxy in proxies], key=key, lease=60.0).spawn_procs(name="planted")
-    far.initialized.get(BEGIN_S)
+    procs = attach_hosts([proxy.endpoint for proxy in proxies], key=key, lease=60.0).spawn_procs(name="planted")
+    procs.initialized.get(BEGIN_S)
     for rank in plan.ranks:
         proxies[rank].cut()
-    outcome = _verdict(looks, plan, seed, lambda: monarch_nb.diagnose(far, timeout=2))
+    outcome = _verdict(looks, plan, seed, lambda: monarch_nb.diagnose(procs, timeout=2))
     for proxy in proxies:
         proxy.mend()
-    _stop(far)
+    _stop(procs)
     return outcome
 
 
 def _slow(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -> Outcome:
     workers, _ = _workers(stack, looks)
-    with StragglerWatch(workers) as found:
+    with StragglerWatch(workers) as watch:
         workers.run.call(plan).get(BEGIN_S)
-    looks.add(found.diagnosis.findings)
+    looks.add(watch.diagnosis.findings)
     return looks.outcome(seed)
 
 
 def _slow_calls(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -> Outcome:
     workers, _ = _workers(stack, looks)
-    with StragglerWatch(workers) as found:
+    with StragglerWatch(workers) as watch:
         for number in range(plan.steps):
             workers.steps.call(plan, number).get(BEGIN_S)
-    looks.add(found.diagnosis.findings)
+    looks.add(watch.diagnosis.findings)
     return looks.outcome(seed)
 
 
 def _values(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -> Outcome:
     workers, _ = _workers(stack, looks)
-    with monarch_nb.watch(workers) as found:
+    with monarch_nb.watch(workers) as watch:
         workers.run.call(plan).get(BEGIN_S)
-    looks.add(found.findings)
+    looks.add(watch.findings)
     return looks.outcome(seed)
 
 
@@ -357,9 +357,9 @@ def _replicas(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) 
 def _memory(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -> Outcome:
     workers, _ = _workers(stack, looks)
     workers.run.call(replace(plan, fault="nothing", steps=2)).get(BEGIN_S)  # what the program imports is no growth
-    with MemoryWatch(workers) as found:
+    with MemoryWatch(workers) as watch:
         workers.run.call(plan).get(BEGIN_S)
-    looks.add(found.diagnosis.findings)
+    looks.add(watch.diagnosis.findings)
     return looks.outcome(seed)
 
 

@@ -1,4 +1,4 @@
-"""Runs random programs, and says what comes of them: `python -m tests.random_programs --count 1000`."""
+"""Runs random programs, and prints the outcomes: `python -m tests.random_programs --count 1000`."""
 
 import argparse
 import contextlib
@@ -35,7 +35,7 @@ def main() -> int:
     )
     parser.add_argument("--report", type=int, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    meshes = [tuple(map(int, one.split("x"))) for one in options.meshes] if options.meshes else list(MESHES)
+    meshes = [tuple(map(int, text.split("x"))) for text in options.meshes] if options.meshes else list(MESHES)
     if options.report is not None:
         work(options.report, meshes, not options.no_shrink, options.device, options.compiled)
         return 0
@@ -62,9 +62,9 @@ def main() -> int:
             rate = (tally.count - before) / (time.monotonic() - begun)
             print(f"{tally.count} of {options.count}, {rate:.1f} a second", file=sys.stderr, flush=True)
 
-    left = [seed for seed in seeds if seed not in tally.seeds]
+    rest = [seed for seed in seeds if seed not in tally.seeds]
     with contextlib.suppress(KeyboardInterrupt):
-        run(left, meshes, jobs=max(1, min(options.jobs, len(left))), told=note, shrink=not options.no_shrink,
+        run(rest, meshes, jobs=max(1, min(options.jobs, len(rest))), on_report=note, shrink=not options.no_shrink,
             device=options.device, compiled=options.compiled)  # fmt: skip
     print(tally)
     if tally.count < options.count:
@@ -74,12 +74,12 @@ def main() -> int:
 
 
 def show(seeds: range, meshes: list[tuple[int, ...]]) -> None:
-    from tests.random_programs.generator import generated
-    from tests.random_programs.program import pasted
+    from tests.random_programs.generator import generate
+    from tests.random_programs.program import paste_text
     from tests.random_programs.runner import mesh_of
 
     for seed in seeds:
-        print(pasted(generated(seed, mesh_of(seed, meshes))))
+        print(paste_text(generate(seed, mesh_of(seed, meshes))))
 
 
 def work(report: int, meshes: list[tuple[int, ...]], shrink: bool, device: str, compiled: str) -> None:
@@ -93,8 +93,8 @@ def work(report: int, meshes: list[tuple[int, ...]], shrink: bool, device: str, 
     fleet = Fleet(meshes, device)
     try:
         with os.fdopen(report, "w", buffering=1) as out:
-            for one in reports(seeds, fleet, meshes, shrink, compiled):
-                out.write(json.dumps(asdict(one)) + "\n")
+            for result in reports(seeds, fleet, meshes, shrink, compiled):
+                out.write(json.dumps(asdict(result)) + "\n")
     finally:
         fleet.stop()
 

@@ -1,4 +1,4 @@
-"""A program as a compiled step: calls of it come to what the same lines, uncompiled, come to on the same mesh."""
+"""A program as a compiled step: its calls give the results of the same lines, uncompiled, on the same mesh."""
 
 import random
 import warnings
@@ -12,7 +12,7 @@ import monarch_nb
 from monarch_nb.distributed import CompileWarning, Mesh
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.propagation import PropagationError
-from tests.random_programs.gather import ShardsDiffer, wholes
+from tests.random_programs.gather import ShardsDiffer, gather
 from tests.random_programs.judge import (
     DEAD,
     EQUAL,
@@ -34,7 +34,7 @@ from tests.random_programs.program import Program, names_of_torch, values
 CALLS = 6  # of which the first three are captured, or run uncompiled
 
 
-def judged_compiled(
+def judge_compiled(
     program: Program, mesh: Mesh, expected: Expected | None = None, patience: int = PATIENCE, *, backend: str = "python"
 ) -> Outcome:
     """Calls a program without its lines that raise, some times, compiled and not; results are written to between."""
@@ -49,7 +49,7 @@ def judged_compiled(
         with bounded(patience), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             draw = random.Random(program.seed)
-            arguments = {one.name for one in program.inputs if not one.grad and draw.random() < 0.5}
+            arguments = {source.name for source in program.inputs if not source.grad and draw.random() < 0.5}
             plain, compiled = _Calls(program, mesh, arguments), _Calls(program, mesh, arguments, backend)
             while (call := call + 1) < CALLS:
                 try:
@@ -65,8 +65,8 @@ def judged_compiled(
                         _write(compiled.results[index])
                         _compare(mesh, plain, compiled)
             if not compiled.replayed:
-                why = next((str(each.message) for each in warned if each.category is CompileWarning), "no reason")
-                return Outcome(REFUSED, grouped(why.partition(": ")[2] or why), why)
+                reason = next((str(item.message) for item in warned if item.category is CompileWarning), "no reason")
+                return Outcome(REFUSED, grouped(reason.partition(": ")[2] or reason), reason)
     except Hung:
         return Outcome(HUNG, "hung", f"no end after {patience} s, in call {call}")
     except DeviceMeshError as error:
@@ -81,11 +81,11 @@ def judged_compiled(
 
 
 class _Calls:
-    """Calls of a program, whose inputs are the same before each. Those that are no arguments are of the step itself."""
+    """Calls of a program, whose inputs are the same before each. Other inputs belong to the step itself."""
 
     def __init__(self, program: Program, mesh: Mesh, arguments: set[str], backend: str = "") -> None:
         self._program, self._mesh = program, mesh
-        self._inputs: dict[str, Any] = {one.name: distributed(one, program, mesh) for one in program.inputs}
+        self._inputs: dict[str, Any] = {source.name: distributed(source, program, mesh) for source in program.inputs}
         self._arguments = [name for name in self._inputs if name in arguments]
         fixed = {name: tensor for name, tensor in self._inputs.items() if name not in arguments}
         heads = [
@@ -98,12 +98,12 @@ class _Calls:
         code = compile(text, "<compiled program>", "exec")
         names = names_of_torch(torch, lambda tensor, placements: tensor.redistribute(placements).clone())
         order = list(self._arguments)
-        made = [name for name in program.names if name not in self._inputs]
+        outputs = [name for name in program.names if name not in self._inputs]
 
-        def step(*given: Any) -> tuple[Any, ...]:
-            tensors = {**fixed, **dict(zip(order, given, strict=True)), "gradients": heads}
+        def step(*inputs: Any) -> tuple[Any, ...]:
+            tensors = {**fixed, **dict(zip(order, inputs, strict=True)), "gradients": heads}
             exec(code, names, tensors)
-            return tuple(tensors[name].detach() for name in made)
+            return tuple(tensors[name].detach() for name in outputs)
 
         self._compiled = monarch_nb.compile(step, backend=backend, check_every=0) if backend else None
         self._step: Callable[..., tuple[Any, ...]] = self._compiled or step
@@ -115,19 +115,19 @@ class _Calls:
         return self._compiled.calls if self._compiled is not None else 0
 
     def __call__(self) -> None:
-        for one in self._program.inputs:
-            if one.grad:
-                self._inputs[one.name].grad = None
+        for source in self._program.inputs:
+            if source.grad:
+                self._inputs[source.name].grad = None
             else:
-                self._inputs[one.name].detach_().copy_(distributed(one, self._program, self._mesh))
+                self._inputs[source.name].detach_().copy_(distributed(source, self._program, self._mesh))
         self.results = self._step(*(self._inputs[name] for name in self._arguments))
 
     def everything(self) -> dict[str, Any]:
         """Results by number, inputs and their gradients by name."""
-        found = {f"result {number}": tensor for number, tensor in enumerate(self.results)}
-        found |= {name: tensor.detach() for name, tensor in self._inputs.items()}
+        tensors = {f"result {number}": tensor for number, tensor in enumerate(self.results)}
+        tensors |= {name: tensor.detach() for name, tensor in self._inputs.items()}
         grads = {f"{name}.grad": tensor.grad for name, tensor in self._inputs.items() if tensor.requires_grad}
-        return found | {name: grad for name, grad in grads.items() if grad is not None}
+        return tensors | {name: grad for name, grad in grads.items() if grad is not None}
 
 
 def _write(tensor: Any) -> bool:
@@ -141,15 +141,15 @@ def _write(tensor: Any) -> bool:
 
 def _compare(mesh: Mesh, plain: _Calls, compiled: _Calls) -> None:
     """To the last bit: both run the same operations on the same ranks."""
-    one, other = plain.everything(), compiled.everything()
-    if one.keys() != other.keys():
-        raise Differs(f"compiled it has {sorted(other)}, and not {sorted(one)}")
-    pairs = zip(one, wholes(mesh, list(one.values())), wholes(mesh, list(other.values())), strict=True)
-    for name, wanted, found in pairs:
-        if one[name].stride() != other[name].stride():
-            raise Differs(f"{name} has strides {other[name].stride()} in place of {one[name].stride()}")
-        value, is_value = wanted(), found()
-        if not torch.equal(value.nan_to_num(), is_value.nan_to_num()) or not torch.equal(
-            value.isnan(), is_value.isnan()
+    eager, replayed = plain.everything(), compiled.everything()
+    if eager.keys() != replayed.keys():
+        raise Differs(f"compiled it has {sorted(replayed)}, and not {sorted(eager)}")
+    pairs = zip(eager, gather(mesh, list(eager.values())), gather(mesh, list(replayed.values())), strict=True)
+    for name, read_expected, read_actual in pairs:
+        if eager[name].stride() != replayed[name].stride():
+            raise Differs(f"{name} has strides {replayed[name].stride()} in place of {eager[name].stride()}")
+        expected, actual = read_expected(), read_actual()
+        if not torch.equal(expected.nan_to_num(), actual.nan_to_num()) or not torch.equal(
+            expected.isnan(), actual.isnan()
         ):
-            raise Differs(f"{name} is {is_value.tolist()} in place of {value.tolist()}")
+            raise Differs(f"{name} is {actual.tolist()} in place of {expected.tolist()}")

@@ -21,8 +21,8 @@ class Draw(random.Random):
 
     def dims(self, ndim: int) -> tuple[int, ...]:
         """Some dimensions, each counted from the front or from the back."""
-        found = self.sample(range(ndim), self.randint(1, ndim)) if ndim else []
-        return tuple(dim - ndim if self.chance(0.4) else dim for dim in found)
+        dims = self.sample(range(ndim), self.randint(1, ndim)) if ndim else []
+        return tuple(dim - ndim if self.chance(0.4) else dim for dim in dims)
 
     def index(self, size: int) -> int:
         return self.randrange(-size, size)
@@ -67,11 +67,11 @@ class Scope:
 
     def pick(self, fits: Callable[[torch.Tensor], bool] = lambda tensor: True) -> str | None:
         """The name of a tensor, rather of a recent one."""
-        found = [name for name, tensor in self.tensors.items() if self._fits(fits, tensor)]
-        recent = [name for name in found if name in self.recent]
+        names = [name for name, tensor in self.tensors.items() if self._fits(fits, tensor)]
+        recent = [name for name in names if name in self.recent]
         if recent and self.draw.chance(0.7):
             return self.draw.choice(recent)
-        return self.draw.choice(found) if found else None
+        return self.draw.choice(names) if names else None
 
     def _fits(self, fits: Callable[[torch.Tensor], bool], tensor: torch.Tensor) -> bool:
         try:
@@ -96,9 +96,9 @@ class Scope:
         return self.pick(lambda t: t.dtype == dtype and broadcast(t.shape, shape) == tuple(shape))
 
 
-def broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | None:
+def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
     try:
-        found = tuple(torch.broadcast_shapes(tuple(one), tuple(other)))
+        shape = tuple(torch.broadcast_shapes(tuple(first), tuple(second)))
     except RuntimeError:
         return None
-    return found if torch.Size(found).numel() <= LIMIT else None
+    return shape if torch.Size(shape).numel() <= LIMIT else None

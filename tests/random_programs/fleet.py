@@ -24,7 +24,7 @@ class Fleet:
 
     def _host_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if shape not in self._hosts:
-            fitting = (large for large in self._hosts.values() if _taken(shape, large) is not None)
+            fitting = (large for large in self._hosts.values() if _spans(shape, large) is not None)
             self._hosts[shape] = next(fitting, shape)
         return self._hosts[shape]
 
@@ -40,18 +40,18 @@ class Fleet:
                 names = dict(zip(NAMES, large, strict=False))
                 procs = self._procs[large] = this_host().spawn_procs(names, name="x".join(map(str, large)))
                 procs.initialized.get(60)
-            taken = _taken(shape, large)
-            assert taken is not None
-            part = procs.slice(**dict(zip(NAMES, taken, strict=False)))
+            spans = _spans(shape, large)
+            assert spans is not None
+            part = procs.slice(**dict(zip(NAMES, spans, strict=False)))
             self._meshes[shape] = Mesh.of(part, device=self.device)
         return self._meshes[shape]
 
     def renew(self, shape: tuple[int, ...]) -> None:
-        """The processes of a mesh are of no use any more: others take their place with its next use."""
+        """The processes of a mesh are of no use any more: its next use starts others."""
         large = self._hosts[shape]
-        for other, of in self._hosts.items():
-            if of == large:
-                self._meshes.pop(other, None)
+        for small, host in self._hosts.items():
+            if host == large:
+                self._meshes.pop(small, None)
         procs = self._procs.pop(large, None)
         if procs is not None:
             procs.stop().get(60)
@@ -61,15 +61,15 @@ class Fleet:
             self.renew(shape)
 
 
-def _taken(shape: tuple[int, ...], large: tuple[int, ...]) -> list[int | slice] | None:
-    """What of each dimension of a large mesh gives one of this shape; None where nothing does."""
-    taken: list[int | slice] = [0] * len(large)
-    at = len(large)
+def _spans(shape: tuple[int, ...], large: tuple[int, ...]) -> list[int | slice] | None:
+    """The part of each dimension of a large mesh that gives one of this shape; None if it does not fit."""
+    spans: list[int | slice] = [0] * len(large)
+    dim = len(large)
     for size in reversed(shape):
-        at -= 1
-        while at >= 0 and large[at] < size:
-            at -= 1
-        if at < 0:
+        dim -= 1
+        while dim >= 0 and large[dim] < size:
+            dim -= 1
+        if dim < 0:
             return None
-        taken[at] = slice(0, size)
-    return taken
+        spans[dim] = slice(0, size)
+    return spans

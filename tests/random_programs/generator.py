@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from tests.random_programs.draw import LIMIT, Draw, Scope
-from tests.random_programs.local import Local, Unjudged, coarsest, expect, wanted
+from tests.random_programs.local import Local, Unjudged, coarsest, expect, target
 from tests.random_programs.mistakes import mistakes
 from tests.random_programs.program import Head, Input, Line, Placements, Program, placements_text
 from tests.random_programs.vocabulary import VOCABULARY
@@ -23,25 +23,25 @@ _NAME = re.compile(r"\bv\d+\b")
 _WEIGHTS = [weight for weight, _, _ in VOCABULARY]
 
 
-def generated(seed: int, mesh: tuple[int, ...], device: str = "cpu") -> Program:
+def generate(seed: int, mesh: tuple[int, ...], device: str = "cpu") -> Program:
     """The program of this seed, of 4 to 10 lines, for ranks that compute on a device."""
     for attempt in itertools.count():
         with contextlib.suppress(Unjudged):
-            return _Maker(seed, mesh, attempt, device).made()
+            return _Maker(seed, mesh, attempt, device).make()
     raise AssertionError
 
 
 def placements_for(draw: Draw, mesh: tuple[int, ...], shape: tuple[int, ...], parts: float = 0.0) -> Placements:
     """One placement for each dimension of a mesh; `parts` says how likely one is of parts of a sum."""
-    found: list[Any] = []
+    placements: list[Any] = []
     for _ in mesh:
         if draw.chance(parts):
-            found.append(Partial())
+            placements.append(Partial())
         elif shape and draw.chance(0.7):
-            found.append(Shard(draw.randrange(len(shape))))
+            placements.append(Shard(draw.randrange(len(shape))))
         else:
-            found.append(Replicate())
-    return tuple(found)
+            placements.append(Replicate())
+    return tuple(placements)
 
 
 class _Maker:
@@ -50,13 +50,13 @@ class _Maker:
         self._device, self._mistakes = device, mistakes(device)
         self._draw = Draw(f"{seed} {attempt}")
         self._next = 0
-        self._inputs = self._begun()
+        self._inputs = self._make_inputs()
         program = Program(seed, mesh, self._inputs, ())
         self._runs = [Local(program), Local(program, wide=True), Local(program, wide=True, noise=1)]
-        self._rounding = coarsest(one.dtype for one in self._inputs)
+        self._rounding = coarsest(source.dtype for source in self._inputs)
         self._lines: list[Line] = []
 
-    def made(self) -> Program:
+    def make(self) -> Program:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for _ in range(self._draw.randint(4, 10)):
@@ -75,7 +75,7 @@ class _Maker:
         ndim = self._draw.choice([0, 1, 1, 2, 2, 2, 2, 3, 3])
         return tuple(self._draw.choice(SIZES) for _ in range(ndim))
 
-    def _begun(self) -> tuple[Input, ...]:
+    def _make_inputs(self) -> tuple[Input, ...]:
         draw = self._draw
         first = self._shape()
         while draw.chance(0.9) and 0 in first:
@@ -88,15 +88,15 @@ class _Maker:
             shapes.append(first[-1:])
         elif kind < 0.8:
             shapes.append(tuple(1 if draw.chance(0.4) else size for size in first))
-        found = [
+        inputs = [
             self._input(shape, draw.choice([torch.float32] * 12 + [torch.float64, torch.bfloat16])) for shape in shapes
         ]
         if draw.chance(0.35):
             size = max(first[:1] or (1,))
-            found.append(self._input((draw.randint(1, 4),), torch.int64, below=size or 1))
+            inputs.append(self._input((draw.randint(1, 4),), torch.int64, below=size or 1))
         if draw.chance(0.2):
-            found.append(self._input(first, draw.choice([torch.int64, torch.int32, torch.bool])))
-        return tuple(found)
+            inputs.append(self._input(first, draw.choice([torch.int64, torch.int32, torch.bool])))
+        return tuple(inputs)
 
     def _input(self, shape: tuple[int, ...], dtype: torch.dtype, below: int = 0) -> Input:
         draw = self._draw
@@ -124,13 +124,13 @@ class _Maker:
         for _ in range(TRIES):
             _, _, function = draw.choices(VOCABULARY, _WEIGHTS)[0]
             text = function(draw, scope)
-            if text and self._is_portable(text) and self._tried(text, function.__name__):
+            if text and self._is_portable(text) and self._try_line(text, function.__name__):
                 return
 
     def _is_portable(self, text: str) -> bool:
         """Whether a GPU computes what a CPU does: they make other whole numbers of NaN."""
         used = (self._runs[0].tensors[name] for name in names_in(text))
-        return self._device == "cpu" or ".to(torch.int" not in text or all(bool(one.isfinite().all()) for one in used)
+        return self._device == "cpu" or ".to(torch.int" not in text or all(bool(t.isfinite().all()) for t in used)
 
     def _raises(self, text: str) -> bool:
         """Whether it is an error in all runs."""
@@ -142,8 +142,8 @@ class _Maker:
             return False
         return True
 
-    def _tried(self, text: str, kind: str) -> bool:
-        """Whether the line is taken."""
+    def _try_line(self, text: str, kind: str) -> bool:
+        """Adds the line if it is usable; returns whether it did."""
         is_write = kind.startswith("writes")
         runs = self._runs
         makes: tuple[str, ...] = ()
@@ -166,7 +166,7 @@ class _Maker:
         try:
             for run in runs:
                 run.run(text, makes)
-            self._judged(makes)
+            self._judge(makes)
         except Exception as error:
             if is_write:
                 if self._is_the_same(saved) and self._draw.chance(0.1) and self._raises(text) and _is_firm(error):
@@ -187,35 +187,35 @@ class _Maker:
         return self._results(text)[0].is_floating_point()
 
     def _results(self, text: str) -> list[torch.Tensor]:
-        """What a line makes, as it is."""
+        """The results of a line, not detached."""
         run = self._runs[0]
         code = text.replace("PLACED", "None")
         with torch.no_grad():
-            found = eval(code, run.names, run.tensors)
-        self._is_many = isinstance(found, list | tuple)
-        each = list(found) if self._is_many else [found]
-        if not all(isinstance(one, torch.Tensor) and one.numel() <= LIMIT and one.dim() <= 5 for one in each):
+            result = eval(code, run.names, run.tensors)
+        self._is_many = isinstance(result, list | tuple)
+        tensors = list(result) if self._is_many else [result]
+        if not all(isinstance(t, torch.Tensor) and t.numel() <= LIMIT and t.dim() <= 5 for t in tensors):
             raise Unjudged
-        return each
+        return tensors
 
-    def _judged(self, makes: tuple[str, ...]) -> None:
-        """All that is there can be judged, also what a write has changed. Raises Unjudged."""
-        plain, wide, near = (run.tensors for run in self._runs)
+    def _judge(self, makes: tuple[str, ...]) -> None:
+        """Raises Unjudged unless all tensors can be judged, also those that a write has changed."""
+        plain, wide, noisy = (run.tensors for run in self._runs)
         for name in makes or plain:
-            wanted(plain[name], wide[name], near[name], self._rounding)
+            target(plain[name], wide[name], noisy[name], self._rounding)
 
     def _snapshot(self, run: Local) -> list[torch.Tensor]:
         return [tensor.detach().clone() for tensor in run.tensors.values()]
 
     def _is_the_same(self, saved: list[list[torch.Tensor]]) -> bool:
         return all(
-            one.shape == other.shape and torch.equal(one.detach().nan_to_num(), other.nan_to_num())
+            tensor.shape == copy.shape and torch.equal(tensor.detach().nan_to_num(), copy.nan_to_num())
             for run, before in zip(self._runs, saved, strict=True)
-            for one, other in zip(run.tensors.values(), before, strict=True)
+            for tensor, copy in zip(run.tensors.values(), before, strict=True)
         )
 
     def _again(self) -> None:
-        """The runs as they were before a write that is not taken."""
+        """The runs as they were before a write that is not used."""
         program = Program(self._seed, self._mesh, self._inputs, ())
         self._runs = [Local(program), Local(program, wide=True), Local(program, wide=True, noise=1)]
         for line in self._lines:
@@ -235,13 +235,13 @@ class _Maker:
             return ()
         last = can[-1]
         picked = [name for name in can if name == last or draw.chance(0.4)]
-        found = []
+        heads = []
         for name in picked:
             tensor = self._runs[0].tensors[name]
             shape = tuple(tensor.shape)
             placements = placements_for(draw, self._mesh, shape)
-            found.append(Head(name, shape, tensor.dtype, draw.randrange(1 << 16), placements))
-        return tuple(found)
+            heads.append(Head(name, shape, tensor.dtype, draw.randrange(1 << 16), placements))
+        return tuple(heads)
 
 
 def _has_history(tensor: torch.Tensor) -> bool:

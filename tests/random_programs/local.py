@@ -1,4 +1,4 @@
-"""What local torch makes of a program, and how far from that a right answer can be.
+"""The results of a program in local torch, and how far from them a right answer can be.
 
 A program runs three times: as it is, with 64 bits in place of less, and so with inputs that differ a little. What the
 first two differ by is rounding; what the last two do says how much a value depends on what comes before it. A line
@@ -6,7 +6,7 @@ that such differences change entirely (the order of values that are alike, a quo
 judged, and is in no program.
 
 A result that still differs is compared with more local runs, in which each operation sees numbers that are off by one
-unit in the last place (`rounded_otherwise`). Elements in which these differ, and one of them has what was found, depend
+unit in the last place (`rounding_variants`). Elements in which these differ, and one of them has what was found, depend
 on rounding alone, as the order of values that are equal but for rounding does: they cannot be judged.
 
 Gradients that are nothing may be so because terms cancel, which they do to the last bit only in one order. How large
@@ -41,7 +41,7 @@ TYPES = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.floa
 
 
 class Unjudged(Exception):
-    """Nobody could say whether a result is right."""
+    """Nothing decides whether a result is right."""
 
 
 @contextlib.contextmanager
@@ -60,35 +60,35 @@ class Local:
         self._wide = wide
         self.names = names_of_torch(Wide() if wide else torch, placed_alike)
         self.tensors: dict[str, torch.Tensor] = {}
-        for one in program.inputs:
-            whole = stacked(one, program.mesh)
-            if one.parts:
-                whole = whole.sum(list(range(one.parts)), dtype=whole.dtype)
-            whole = self._made(whole.clone())  # no view of anything
-            if noise and whole.is_floating_point():
-                generator = torch.Generator().manual_seed(noise + one.seed)
-                whole = whole * (1 + NEAR * (2 * torch.rand(whole.shape, generator=generator, dtype=whole.dtype) - 1))
-            self.tensors[one.name] = whole.requires_grad_(one.grad)
+        for source in program.inputs:
+            value = stacked(source, program.mesh)
+            if source.parts:
+                value = value.sum(list(range(source.parts)), dtype=value.dtype)
+            value = self._cast(value.clone())  # no view of anything
+            if noise and value.is_floating_point():
+                generator = torch.Generator().manual_seed(noise + source.seed)
+                value = value * (1 + NEAR * (2 * torch.rand(value.shape, generator=generator, dtype=value.dtype) - 1))
+            self.tensors[source.name] = value.requires_grad_(source.grad)
 
-    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(TYPES.get(tensor.dtype, tensor.dtype)) if self._wide else tensor
 
-    def run(self, text: str, made: tuple[str, ...] = ()) -> None:
-        """One line. Raises what it raises."""
+    def run(self, text: str, results: tuple[str, ...] = ()) -> None:
+        """Runs one line. Raises its error."""
         code = compiled(text)
         torch._C._set_view_replay_enabled(False)  # operations on a mesh set it for their thread
         with by_default(self.dtype):
             exec(code, self.names, self.tensors)
-        for name in made:
+        for name in results:
             if not isinstance(self.tensors[name], torch.Tensor):
                 raise Unjudged
 
     def backward(self, program: Program) -> dict[str, torch.Tensor | None]:
         """Gradients by input."""
         torch._C._set_view_replay_enabled(False)
-        gradients = [self._made(values(head.seed, head.shape, head.dtype)) for head in program.heads]
+        gradients = [self._cast(values(head.seed, head.shape, head.dtype)) for head in program.heads]
         torch.autograd.backward([self.tensors[head.name] for head in program.heads], gradients)
-        return {one.name: self.tensors[one.name].grad for one in program.inputs if one.grad}
+        return {source.name: self.tensors[source.name].grad for source in program.inputs if source.grad}
 
 
 class Shaken(TorchDispatchMode):
@@ -112,121 +112,121 @@ class Shaken(TorchDispatchMode):
         named, self._now = func._schema.arguments, func._overloadpacket.__name__
         written = {argument.name for argument in named if argument.alias_info is not None}
         shaken = [
-            each if argument.name in written else tree_map(self._shaken, each)
-            for argument, each in zip(named, args, strict=False)
+            value if argument.name in written else tree_map(self._shake, value)
+            for argument, value in zip(named, args, strict=False)
         ]
-        others = {
-            name: each if name in written else tree_map(self._shaken, each) for name, each in (kwargs or {}).items()
+        options = {
+            name: value if name in written else tree_map(self._shake, value) for name, value in (kwargs or {}).items()
         }
-        return func(*shaken, **others)
+        return func(*shaken, **options)
 
-    def _shaken(self, each: object) -> object:
-        if not isinstance(each, torch.Tensor) or not each.is_floating_point():
-            return each
+    def _shake(self, value: object) -> object:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
         if self._by_rounding:
-            steps = torch.randint(-1, 2, each.shape, generator=self._generator).to(each.dtype)
-            signs = 1 - 2 * torch.randint(0, 2, each.shape, generator=self._generator).to(each.dtype)
-            least = torch.finfo(each.dtype).tiny if self._untied and self._now in CHOOSE else 0.0
+            steps = torch.randint(-1, 2, value.shape, generator=self._generator).to(value.dtype)
+            signs = 1 - 2 * torch.randint(0, 2, value.shape, generator=self._generator).to(value.dtype)
+            least = torch.finfo(value.dtype).tiny if self._untied and self._now in CHOOSE else 0.0
             return torch.where(
-                each == 0, each * signs + least * steps, each * (1 + ROUNDING.get(each.dtype, 0.0) * steps)
+                value == 0, value * signs + least * steps, value * (1 + ROUNDING.get(value.dtype, 0.0) * steps)
             )
-        return each * (1 + NEAR * (2 * torch.rand(each.shape, generator=self._generator, dtype=each.dtype) - 1))
+        return value * (1 + NEAR * (2 * torch.rand(value.shape, generator=self._generator, dtype=value.dtype) - 1))
 
 
 _compiled: dict[str, Any] = {}
 
 
 def compiled(text: str, filename: str = "<line>") -> Any:
-    found = _compiled.get(text)
-    if found is None:
+    code = _compiled.get(text)
+    if code is None:
         if len(_compiled) > 20_000:
             _compiled.clear()
-        found = _compiled[text] = compile(text, filename, "exec")
-    return found
+        code = _compiled[text] = compile(text, filename, "exec")
+    return code
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A value as it should be, and how much each of its elements may differ from that. Whole numbers may not."""
+class Target:
+    """An expected value, and how much each of its elements may differ from it. Whole numbers may not."""
 
     value: torch.Tensor
     within: float
 
 
-def wanted(plain: torch.Tensor, wide: torch.Tensor, near: torch.Tensor, rounding: float, terms: float = 0.0) -> Wanted:
+def target(plain: torch.Tensor, wide: torch.Tensor, noisy: torch.Tensor, rounding: float, terms: float = 0.0) -> Target:
     """From the three runs. Raises Unjudged where they differ by more than rounding.
 
     `terms` is how large the numbers were that were summed to it, where that is known: where it is nothing, rounding is
     of these.
     """
     if not plain.is_floating_point():
-        if not (torch.equal(plain, wide) and torch.equal(plain, near)):
+        if not (torch.equal(plain, wide) and torch.equal(plain, noisy)):
             raise Unjudged
-        return Wanted(plain, 0.0)
+        return Target(plain, 0.0)
     if not plain.numel():
-        return Wanted(plain, 0.0)
-    one, true, other = plain.detach().double(), wide.detach().double(), near.detach().double()
+        return Target(plain, 0.0)
+    base, true, shifted = plain.detach().double(), wide.detach().double(), noisy.detach().double()
     finite = true.isfinite()
     if not finite.all():
-        for each in (one, other):
-            if not torch.equal(each.nan_to_num(0.5, 2.0, -2.0)[~finite], true.nan_to_num(0.5, 2.0, -2.0)[~finite]):
+        for values in (base, shifted):
+            if not torch.equal(values.nan_to_num(0.5, 2.0, -2.0)[~finite], true.nan_to_num(0.5, 2.0, -2.0)[~finite]):
                 raise Unjudged
-        one, true, other = one[finite], true[finite], other[finite]
+        base, true, shifted = base[finite], true[finite], shifted[finite]
         if not true.numel():
-            return Wanted(plain, 0.0)
-    scale, rounded, moved = (each.abs().max().item() for each in (true, one - true, other - true))
+            return Target(plain, 0.0)
+    scale, rounded, moved = (values.abs().max().item() for values in (true, base - true, shifted - true))
     if scale <= NOTHING * terms:
         scale = terms
     within = 8 * rounded + SLACK * rounding * (moved / NEAR + scale)
     if not (scale < LARGEST and within <= max(LOOSEST * scale, 1e-12)):
         raise Unjudged
-    return Wanted(plain, within)
+    return Target(plain, within)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a program should come to: its tensors at the end, and gradients; None where it has none."""
+    """The expected results of a program: its tensors at the end, and gradients; None where it has none."""
 
-    values: dict[str, Wanted]
-    gradients: dict[str, Wanted | None]
+    values: dict[str, Target]
+    gradients: dict[str, Target | None]
     backward_raises: str = ""
 
 
 def expect(program: Program) -> Expected:
-    """What local torch says. Raises Unjudged where the program does not run as its lines say."""
+    """The results of local torch. Raises Unjudged if the program does not run as its lines say."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runs = [Local(program), Local(program, wide=True), Local(program, wide=True, noise=1)]
-        rounding = coarsest(one.dtype for one in program.inputs)
+        rounding = coarsest(source.dtype for source in program.inputs)
         for line in program.lines:
             for run in runs:
                 run_line(run, line.text, line.makes, line.raises)
             rounding = max(rounding, coarsest(t.dtype for t in runs[0].tensors.values()))
-        found: dict[str, Wanted] = {}
-        gradients: dict[str, Wanted | None] = {}
+        targets: dict[str, Target] = {}
+        gradients: dict[str, Target | None] = {}
         raised = ""
         for name in program.names:
-            found[name] = wanted(*(run.tensors[name] for run in runs), rounding)
+            targets[name] = target(*(run.tensors[name] for run in runs), rounding)
         if program.heads:
             raised = ""
-            each: list[dict[str, torch.Tensor | None]] = []
+            run_gradients: list[dict[str, torch.Tensor | None]] = []
             for run in runs:
                 try:
-                    each.append(run.backward(program))
+                    run_gradients.append(run.backward(program))
                 except RuntimeError as error:
                     raised = raised or type(error).__name__
             if raised:
-                if each:
+                if run_gradients:
                     raise Unjudged
             else:
-                terms = terms_of_gradients(program, each[1])
-                for name, plain in each[0].items():
-                    others = [one[name] for one in each[1:]]
-                    if plain is None or None in (type(other) if other is None else 0 for other in others):
+                terms = terms_of_gradients(program, run_gradients[1])
+                for name, plain in run_gradients[0].items():
+                    rest = [grads[name] for grads in run_gradients[1:]]
+                    if plain is None or None in (type(grad) if grad is None else 0 for grad in rest):
                         gradients[name] = None
                     else:
-                        gradients[name] = wanted(plain, *others, rounding, terms.get(name, 0.0))  # type: ignore[arg-type]
-        return Expected(found, gradients, raised)
+                        gradients[name] = target(plain, *rest, rounding, terms.get(name, 0.0))  # type: ignore[arg-type]
+        return Expected(targets, gradients, raised)
 
 
 def terms_of_gradients(program: Program, wide: dict[str, torch.Tensor | None]) -> dict[str, float]:
@@ -243,7 +243,7 @@ def terms_of_gradients(program: Program, wide: dict[str, torch.Tensor | None]) -
     return {name: apart / NEAR for name, apart in moved.items()}
 
 
-def rounded_otherwise(program: Program, *, untied: bool = False) -> list[dict[str, torch.Tensor]]:
+def rounding_variants(program: Program, *, untied: bool = False) -> list[dict[str, torch.Tensor]]:
     """The results of local runs that differ in their rounding alone: tensors by name, gradients by name + ".grad".
 
     With `untied` they differ in what is chosen among equal numbers, too.
@@ -265,21 +265,21 @@ def rounded_otherwise(program: Program, *, untied: bool = False) -> list[dict[st
     return runs
 
 
-def explained_by_rounding(found: torch.Tensor, variants: Sequence[torch.Tensor], within: float) -> torch.Tensor:
+def explained_by_rounding(result: torch.Tensor, variants: Sequence[torch.Tensor], within: float) -> torch.Tensor:
     """Elements in which results of other roundings differ from each other, and one of them is what was found.
 
     Of floating values, those next to their range; of whole numbers that take many values, those in their range.
     """
-    if not variants or any(variant.shape != found.shape for variant in variants):
-        return torch.zeros(found.shape, dtype=torch.bool)
+    if not variants or any(variant.shape != result.shape for variant in variants):
+        return torch.zeros(result.shape, dtype=torch.bool)
     stacked = torch.stack(list(variants))
-    if not found.is_floating_point():
+    if not result.is_floating_point():
         low, high = stacked.amin(0), stacked.amax(0)
         count = 1 + (stacked.sort(0).values.diff(dim=0) != 0).sum(0)
-        same = (stacked == found).any(0) | ((count > MANY) & (low <= found) & (found <= high))
+        same = (stacked == result).any(0) | ((count > MANY) & (low <= result) & (result <= high))
         return (count > 1) & same
     are_nan = stacked.isnan()
-    stacked, value = stacked.double().nan_to_num(), found.double()
+    stacked, value = stacked.double().nan_to_num(), result.double()
     low, high = stacked.amin(0), stacked.amax(0)
     margin = within + (high - low)
     differ = (high - low > within / 8) | (are_nan.any(0) & ~are_nan.all(0))

@@ -15,10 +15,10 @@ def wrong(function: Entry) -> Entry:
 
 @wrong
 def bad_dims(d: Draw, s: Scope) -> str | None:
-    found = s.real(1)
-    if found is None:
+    operand = s.real(1)
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     n = tensor.dim()
     bad = d.choice([n, -n - 1, n + 2])
     return d.choice(
@@ -54,10 +54,10 @@ def bad_dims(d: Draw, s: Scope) -> str | None:
 
 @wrong
 def bad_writes(d: Draw, s: Scope) -> str | None:
-    found = s.real(1)
-    if found is None:
+    operand = s.real(1)
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     return d.choice(
         [
             f"{x}.add_({x}.new_zeros(5, 7, 11))",

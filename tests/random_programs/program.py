@@ -1,6 +1,6 @@
 """A program: inputs with placements, lines of source text, and the gradients that a backward pass begins with.
 
-The text of a line is what runs, on local tensors and on sharded ones, and what is printed.
+The text of a line runs, on local tensors and on sharded ones, and is printed.
 """
 
 import random
@@ -30,7 +30,7 @@ class Input:
     @property
     def parts(self) -> int:
         """How many of its leading dimensions are summed to make it: one for each mesh dimension with parts."""
-        return sum(one.is_partial() for one in self.placements)
+        return sum(placement.is_partial() for placement in self.placements)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Program:
-    """What runs on a mesh of the shape `mesh`. `seed` is the seed that it was drawn with."""
+    """A program for a mesh of the shape `mesh`, drawn with the seed `seed`."""
 
     seed: int
     mesh: tuple[int, ...]
@@ -68,7 +68,7 @@ class Program:
     def names(self) -> list[str]:
         """All tensors that it has at its end, in order."""
         return list(
-            dict.fromkeys([*(one.name for one in self.inputs), *(n for line in self.lines for n in line.makes)])
+            dict.fromkeys([*(source.name for source in self.inputs), *(n for line in self.lines for n in line.makes)])
         )
 
 
@@ -95,18 +95,18 @@ def values(seed: int, shape: tuple[int, ...], dtype: torch.dtype, below: int = 0
     )
 
 
-def stacked(one: Input, mesh: tuple[int, ...]) -> torch.Tensor:
+def stacked(source: Input, mesh: tuple[int, ...]) -> torch.Tensor:
     """The values of an input; where ranks have parts, these along leading dimensions."""
-    leading = [size for size, placement in zip(mesh, one.placements, strict=True) if placement.is_partial()]
-    return values(one.seed, (*leading, *one.shape), one.dtype, one.below)
+    leading = [size for size, placement in zip(mesh, source.placements, strict=True) if placement.is_partial()]
+    return values(source.seed, (*leading, *source.shape), source.dtype, source.below)
 
 
-def stacked_placements(one: Input) -> Placements:
+def stacked_placements(source: Input) -> Placements:
     """How the stacked values lie: cut along the leading dimensions where the input is in parts."""
-    leading = iter(range(one.parts))
+    leading = iter(range(source.parts))
     return tuple(
-        Shard(next(leading)) if p.is_partial() else Shard(p.dim + one.parts) if isinstance(p, Shard) else p
-        for p in one.placements
+        Shard(next(leading)) if p.is_partial() else Shard(p.dim + source.parts) if isinstance(p, Shard) else p
+        for p in source.placements
     )
 
 
@@ -120,12 +120,12 @@ class Wide:
 
 
 def placed_alike(tensor: torch.Tensor, placements: Any) -> torch.Tensor:
-    """What placing a local tensor otherwise comes to."""
+    """The result of another placement of a local tensor."""
     return tensor.clone()
 
 
 def names_of_torch(torch_: Any, place: Callable[..., Any]) -> dict[str, Any]:
-    """What the lines of a program refer to, besides its tensors."""
+    """Names in the lines of a program, besides its tensors."""
     return {
         "torch": torch_,
         "F": torch.nn.functional,
@@ -137,7 +137,7 @@ def names_of_torch(torch_: Any, place: Callable[..., Any]) -> dict[str, Any]:
 
 
 def placements_text(placements: Placements) -> str:
-    return f"[{', '.join(_placement_text(one) for one in placements)}]"
+    return f"[{', '.join(_placement_text(placement) for placement in placements)}]"
 
 
 def _placement_text(placement: Any) -> str:
@@ -146,23 +146,23 @@ def _placement_text(placement: Any) -> str:
     return "Partial()" if placement.is_partial() else "Replicate()"
 
 
-def pasted(program: Program) -> str:
-    """The program as one that can be pasted into a cell: it prints what differs from local torch."""
+def paste_text(program: Program) -> str:
+    """The program as text to paste into a cell: it prints the differences from local torch."""
     body, local, sharded = [], [], []
-    for one in program.inputs:
-        whole = stacked(one, program.mesh)
-        source = f"torch.tensor({whole.tolist()!r}, dtype={whole.dtype})" + (
-            "" if whole.numel() else f".view({tuple(whole.shape)})"
+    for source in program.inputs:
+        tensor = stacked(source, program.mesh)
+        literal = f"torch.tensor({tensor.tolist()!r}, dtype={tensor.dtype})" + (
+            "" if tensor.numel() else f".view({tuple(tensor.shape)})"
         )
-        local.append(f"    {one.name}={source},")
-        placements = placements_text(stacked_placements(one))
-        dims = f" {list(range(one.parts))}," if one.parts else ""
-        sharded.append(f"    {one.name}=({placements},{dims}),")
+        local.append(f"    {source.name}={literal},")
+        placements = placements_text(stacked_placements(source))
+        dims = f" {list(range(source.parts))}," if source.parts else ""
+        sharded.append(f"    {source.name}=({placements},{dims}),")
     for head in program.heads:
-        whole = values(head.seed, head.shape, head.dtype)
-        local.append(f"    grad_{head.name}=torch.tensor({whole.tolist()!r}, dtype={whole.dtype}),")
+        tensor = values(head.seed, head.shape, head.dtype)
+        local.append(f"    grad_{head.name}=torch.tensor({tensor.tolist()!r}, dtype={tensor.dtype}),")
         sharded.append(f"    grad_{head.name}=({placements_text(head.placements)},),")
-    grads = [one.name for one in program.inputs if one.grad]
+    grads = [source.name for source in program.inputs if source.grad]
     for line in program.lines:
         if line.raises:
             body += [
@@ -180,7 +180,7 @@ def pasted(program: Program) -> str:
     shown = [f"{name}={name}" for name in program.names] + (
         [f"grad_of_{name}={name}.grad" for name in grads] if program.heads else []
     )
-    arguments = [one.name for one in program.inputs] + [f"grad_{head.name}" for head in program.heads]
+    arguments = [source.name for source in program.inputs] + [f"grad_{head.name}" for head in program.heads]
     text = "\n".join(f"    {line}" for line in body)
     names = "abc"[: len(program.mesh)]
     return f"""# seed {program.seed}
@@ -191,7 +191,7 @@ import monarch
 from monarch.distributed import Mesh
 
 mesh = Mesh(shape={program.mesh}, mesh_dim_names={tuple(names)})
-wholes = dict(
+inputs = dict(
 {chr(10).join(local)}
 )
 placements = dict(
@@ -203,22 +203,22 @@ def program({", ".join(arguments)}, place):
 {text}
     return dict({", ".join(shown)})
 
-def begun(name, mesh=None):
-    whole, (placed, *dims) = wholes[name].clone(), placements[name]
-    tensor = whole if mesh is None else monarch.distribute(whole, mesh, placed)
+def make(name, mesh=None):
+    value, (placed, *dims) = inputs[name].clone(), placements[name]
+    tensor = value if mesh is None else monarch.distribute(value, mesh, placed)
     for summed in dims:
         tensor = tensor.sum(summed, dtype=tensor.dtype)
     return tensor.detach().requires_grad_() if name in needs_grad else tensor
 
-expected = program(*(begun(name) for name in wholes), lambda tensor, placed: tensor.clone())
-found = program(*(begun(name, mesh) for name in wholes), lambda tensor, placed: tensor.redistribute(placed).clone())
-for name, one in expected.items():
-    other = found[name]
-    whole = None if other is None else other.full_tensor()
-    if (one is None) != (whole is None) or one is not None and not (
-        one.shape == whole.shape and one.dtype == whole.dtype
-        and torch.allclose(one.detach().double(), whole.double(), 1e-3, 1e-4, equal_nan=True)
+expected = program(*(make(name) for name in inputs), lambda tensor, placed: tensor.clone())
+results = program(*(make(name, mesh) for name in inputs), lambda tensor, placed: tensor.redistribute(placed).clone())
+for name, target in expected.items():
+    result = results[name]
+    value = None if result is None else result.full_tensor()
+    if (target is None) != (value is None) or target is not None and not (
+        target.shape == value.shape and target.dtype == value.dtype
+        and torch.allclose(target.detach().double(), value.double(), 1e-3, 1e-4, equal_nan=True)
     ):
-        print(name, "should be", one, "and is", whole, "placed", getattr(other, "placements", None), sep="\\n")
+        print(name, "should be", target, "and is", value, "placed", getattr(result, "placements", None), sep="\\n")
 mesh.stop().get()
 """

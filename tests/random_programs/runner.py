@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Report:
-    """What came of the program of one seed. `smallest` is a program to paste, for those that failed."""
+    """The outcome of the program of one seed. `smallest` is a program to paste, for those that failed."""
 
     seed: int
     mesh: tuple[int, ...]
@@ -92,7 +92,7 @@ def run(
     meshes: Sequence[tuple[int, ...]] = MESHES,
     *,
     jobs: int = 2,
-    told: Callable[[Report], object] = lambda report: None,
+    on_report: Callable[[Report], object] = lambda report: None,
     shrink: bool = True,
     device: str = "cpu",
     compiled: str = "",
@@ -110,9 +110,9 @@ def run(
         while any(not worker.done for worker in workers):
             ready, _, _ = select.select([worker.pipe for worker in workers if not worker.done], [], [], 5.0)
             for worker in workers:
-                for report in worker.heard(worker.pipe in ready) if not worker.done else ():
+                for report in worker.read_reports(worker.pipe in ready) if not worker.done else ():
                     tally.add(report)
-                    told(report)
+                    on_report(report)
     finally:
         for worker in workers:
             worker.end()
@@ -120,10 +120,10 @@ def run(
 
 
 class _Worker:
-    """A process that runs programs, and says what comes of each."""
+    """A process that runs programs, and reports the outcome of each."""
 
     def __init__(self, seeds: list[int], meshes: Sequence[tuple[int, ...]], options: Sequence[str]) -> None:
-        self._left, self._meshes, self._options = seeds, meshes, options
+        self._seeds, self._meshes, self._options = seeds, meshes, options
         self._chunk: set[int] = set()  # seeds that the process has and has not reported
         self.done = not seeds
         self.pipe = -1
@@ -142,25 +142,25 @@ class _Worker:
         )  # fmt: skip
         os.close(write)
         assert self._process.stdin is not None
-        chunk = self._left[:CHUNK]
+        chunk = self._seeds[:CHUNK]
         self._chunk = set(chunk)
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write((json.dumps(chunk) + "\n").encode())
             self._process.stdin.close()
 
-    def heard(self, ready: bool) -> Iterator[Report]:
-        """What has come. Begins another process in place of one that has ended."""
+    def read_reports(self, ready: bool) -> Iterator[Report]:
+        """The reports so far. Begins another process in place of one that has ended."""
         if ready:
             self._last = time.monotonic()
             data = os.read(self.pipe, 1 << 16)
             self._buffer += data
             *lines, self._buffer = self._buffer.split(b"\n")
             for line in lines:
-                told: dict[str, Any] = json.loads(line)
-                told["mesh"] = tuple(told["mesh"])
-                self._left.remove(told["seed"])
-                self._chunk.discard(told["seed"])
-                yield Report(**told)
+                fields: dict[str, Any] = json.loads(line)
+                fields["mesh"] = tuple(fields["mesh"])
+                self._seeds.remove(fields["seed"])
+                self._chunk.discard(fields["seed"])
+                yield Report(**fields)
             if not data:
                 status = self._process.wait()
                 yield from self._without_answer("dead", f"its controller ended with status {status}")
@@ -172,9 +172,9 @@ class _Worker:
         os.close(self.pipe)
         self.pipe = -1
         if self._chunk:
-            seed = self._left.pop(0)
+            seed = self._seeds.pop(0)
             yield Report(seed, mesh_of(seed, self._meshes), kind, text, text)
-        if self._left:
+        if self._seeds:
             self._begin()
         else:
             self.done = True

@@ -16,13 +16,13 @@ MOST = 250  # smaller programs that are tried
 _PLACED = re.compile(r"\[((?:(?:Shard\(\d+\)|Replicate\(\)|Partial\(\))(?:, )?)+)\]")
 
 
-def shrunk(program: Program, fails: Callable[[Program, Expected], bool], most: int = MOST) -> Program:
+def shrink_program(program: Program, fails: Callable[[Program, Expected], bool], most: int = MOST) -> Program:
     """The smallest found. `fails` runs one, which local torch runs as its lines say."""
     tried = 0
     while True:
         for candidate in _smaller(program):
             try:
-                fitted = _fitted(candidate)
+                fitted = _fit(candidate)
                 expected = expect(fitted)
             except Unjudged:
                 continue
@@ -37,33 +37,33 @@ def shrunk(program: Program, fails: Callable[[Program, Expected], bool], most: i
 
 
 def _smaller(program: Program) -> Iterator[Program]:
-    """Those that are a little smaller, what saves most first."""
+    """Programs that are a little smaller, the largest saving first."""
     yield from _with_less_backward(program)
-    for at in reversed(range(len(program.lines))):
-        yield from _without_line(program, at)
+    for index in reversed(range(len(program.lines))):
+        yield from _without_line(program, index)
     used = {name for line in program.lines for name in line.reads} | {head.name for head in program.heads}
-    for one in program.inputs:
-        if one.name not in used:
-            yield replace(program, inputs=tuple(other for other in program.inputs if other is not one))
+    for source in program.inputs:
+        if source.name not in used:
+            yield replace(program, inputs=tuple(item for item in program.inputs if item is not source))
     yield from _on_less_mesh(program)
-    for one in program.inputs:
-        yield from (_with_input(program, one, smaller) for smaller in _simpler(one))
-    for size in sorted({size for one in program.inputs for size in one.shape}, reverse=True):
-        for other in range(1, size):
-            shapes = [tuple(other if n == size else n for n in one.shape) for one in program.inputs]
+    for source in program.inputs:
+        yield from (_with_input(program, source, smaller) for smaller in _simpler(source))
+    for size in sorted({size for source in program.inputs for size in source.shape}, reverse=True):
+        for less in range(1, size):
+            shapes = [tuple(less if n == size else n for n in source.shape) for source in program.inputs]
             inputs = tuple(
-                replace(one, shape=shape, below=min(one.below, other) or one.below)
-                for one, shape in zip(program.inputs, shapes, strict=True)
+                replace(source, shape=shape, below=min(source.below, less) or source.below)
+                for source, shape in zip(program.inputs, shapes, strict=True)
             )
             yield replace(program, inputs=inputs)
-    for at, head in enumerate(program.heads):
-        if not all(one.is_replicate() for one in head.placements):
-            whole = replace(head, placements=(Replicate(),) * len(program.mesh))
-            yield replace(program, heads=(*program.heads[:at], whole, *program.heads[at + 1 :]))
-    for at, line in enumerate(program.lines):
-        text = _PLACED.sub(lambda found: f"[{', '.join(['Replicate()'] * len(program.mesh))}]", line.text)
+    for index, head in enumerate(program.heads):
+        if not all(placement.is_replicate() for placement in head.placements):
+            replicated = replace(head, placements=(Replicate(),) * len(program.mesh))
+            yield replace(program, heads=(*program.heads[:index], replicated, *program.heads[index + 1 :]))
+    for i, line in enumerate(program.lines):
+        text = _PLACED.sub(lambda match: f"[{', '.join(['Replicate()'] * len(program.mesh))}]", line.text)
         if text != line.text:
-            yield replace(program, lines=(*program.lines[:at], replace(line, text=text), *program.lines[at + 1 :]))
+            yield replace(program, lines=(*program.lines[:i], replace(line, text=text), *program.lines[i + 1 :]))
 
 
 def _with_less_backward(program: Program) -> Iterator[Program]:
@@ -71,14 +71,14 @@ def _with_less_backward(program: Program) -> Iterator[Program]:
         yield replace(program, heads=())
     if len(program.heads) > 1:
         for head in program.heads:
-            yield replace(program, heads=tuple(other for other in program.heads if other is not head))
+            yield replace(program, heads=tuple(item for item in program.heads if item is not head))
 
 
-def _without_line(program: Program, at: int) -> Iterator[Program]:
-    """What it makes is made nowhere, or is something that it reads."""
-    line = program.lines[at]
-    before, after = program.lines[:at], program.lines[at + 1 :]
-    read = {name for other in after for name in other.reads} & set(line.makes)
+def _without_line(program: Program, index: int) -> Iterator[Program]:
+    """Its results are left out, or replaced by one of its inputs."""
+    line = program.lines[index]
+    before, after = program.lines[:index], program.lines[index + 1 :]
+    read = {name for follower in after for name in follower.reads} & set(line.makes)
     heads = tuple(head for head in program.heads if head.name not in line.makes)
     if not read:
         yield replace(program, lines=(*before, *after), heads=heads)
@@ -86,12 +86,12 @@ def _without_line(program: Program, at: int) -> Iterator[Program]:
     for source in line.reads:
         renamed = list(after)
         for name in read:
-            renamed = [_renamed(other, name, source) for other in renamed]
+            renamed = [_rename(follower, name, source) for follower in renamed]
         yield replace(program, lines=(*before, *renamed), heads=heads)
 
 
-def _renamed(line: Line, name: str, other: str) -> Line:
-    text = re.sub(rf"\b{name}\b", other, line.text)
+def _rename(line: Line, name: str, replacement: str) -> Line:
+    text = re.sub(rf"\b{name}\b", replacement, line.text)
     return replace(line, text=text, reads=tuple(names_in(text)))
 
 
@@ -104,9 +104,9 @@ def _on_less_mesh(program: Program) -> Iterator[Program]:
             yield Program(
                 program.seed,
                 _without(program.mesh, dim),
-                tuple(replace(one, placements=_without(one.placements, dim)) for one in program.inputs),
+                tuple(replace(source, placements=_without(source.placements, dim)) for source in program.inputs),
                 tuple(
-                    replace(line, text=_PLACED.sub(lambda found, dim=dim: _dropped(found, dim), line.text))
+                    replace(line, text=_PLACED.sub(lambda match, dim=dim: _drop(match, dim), line.text))
                     for line in program.lines
                 ),
                 tuple(replace(head, placements=_without(head.placements, dim)) for head in program.heads),
@@ -117,28 +117,28 @@ def _without(values: tuple, dim: int) -> tuple:  # type: ignore[type-arg]
     return (*values[:dim], *values[dim + 1 :])
 
 
-def _dropped(found: re.Match[str], dim: int) -> str:
-    return f"[{', '.join(_without(tuple(found[1].split(', ')), dim))}]"
+def _drop(match: re.Match[str], dim: int) -> str:
+    return f"[{', '.join(_without(tuple(match[1].split(', ')), dim))}]"
 
 
-def _with_input(program: Program, one: Input, other: Input) -> Program:
-    return replace(program, inputs=tuple(other if each is one else each for each in program.inputs))
+def _with_input(program: Program, source: Input, replacement: Input) -> Program:
+    return replace(program, inputs=tuple(replacement if item is source else item for item in program.inputs))
 
 
-def _simpler(one: Input) -> Iterator[Input]:
-    whole = Replicate()
-    if not all(placement.is_replicate() for placement in one.placements):
-        yield replace(one, placements=(whole,) * len(one.placements))
-        for dim, placement in enumerate(one.placements):
+def _simpler(source: Input) -> Iterator[Input]:
+    replicate = Replicate()
+    if not all(placement.is_replicate() for placement in source.placements):
+        yield replace(source, placements=(replicate,) * len(source.placements))
+        for dim, placement in enumerate(source.placements):
             if not placement.is_replicate():
-                yield replace(one, placements=(*one.placements[:dim], whole, *one.placements[dim + 1 :]))
-    if one.grad:
-        yield replace(one, grad=False)
-    if one.dtype in (torch.bfloat16, torch.float64):
-        yield replace(one, dtype=torch.float32)
+                yield replace(source, placements=(*source.placements[:dim], replicate, *source.placements[dim + 1 :]))
+    if source.grad:
+        yield replace(source, grad=False)
+    if source.dtype in (torch.bfloat16, torch.float64):
+        yield replace(source, dtype=torch.float32)
 
 
-def _fitted(program: Program) -> Program:
+def _fit(program: Program) -> Program:
     """With gradients of the shapes that results have now. Raises Unjudged where a line does not run."""
     run = Local(program)
     for line in program.lines:

@@ -25,10 +25,10 @@ def unary(group: str, least: int, *texts: str, weight: float = 1.0) -> None:
     """Lines on one tensor of floating numbers: X stands for it, D for a dimension, K for whether that is kept."""
 
     def line(d: Draw, s: Scope) -> str | None:
-        found = s.real(least)
-        if found is None:
+        operand = s.real(least)
+        if operand is None:
             return None
-        x, tensor = found
+        x, tensor = operand
         text = d.choice(texts)
         return text.replace("X", x).replace("D", str(d.dim(tensor.dim()))).replace("K", str(d.chance(0.5)))
 
@@ -206,10 +206,10 @@ unary(
 @entry("elements", 3)
 def mixed(d: Draw, s: Scope) -> str | None:
     """Whole numbers and truth values."""
-    found = s.some(lambda t: not t.is_floating_point())
-    if found is None:
+    operand = s.some(lambda t: not t.is_floating_point())
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     dim, keep = d.dim(tensor.dim()), d.chance(0.5)
     if tensor.dtype == torch.bool:
         return d.choice(
@@ -259,19 +259,19 @@ def mixed(d: Draw, s: Scope) -> str | None:
 
 @entry("elements", 2)
 def typed(d: Draw, s: Scope) -> str | None:
-    found = s.pick()
+    name = s.pick()
     kind = d.choice(
         ["float64", "float32", "float32", "bfloat16", "float16", "int64", "bool", "int32", "uint8", "int16"]
     )
-    return found and f"{found}.to(torch.{kind})"
+    return name and f"{name}.to(torch.{kind})"
 
 
 @entry("elements", 6)
 def pairs(d: Draw, s: Scope) -> str | None:
-    found = s.real()
-    if found is None:
+    operand = s.real()
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     y = s.fitting(tensor)
     return y and d.choice(
         [
@@ -303,9 +303,9 @@ def pairs(d: Draw, s: Scope) -> str | None:
 
 @entry("elements", 2)
 def any_pairs(d: Draw, s: Scope) -> str | None:
-    found = s.some(lambda t: True)
-    assert found is not None
-    x, tensor = found
+    operand = s.some(lambda t: True)
+    assert operand is not None
+    x, tensor = operand
     y = s.fitting(tensor, real=False)
     return y and d.choice(
         [f"{x} + {y}", f"{x} * {y}", f"{x} == {y}", f"{x} >= {y}", f"torch.where({x} != 0, {y}, {x})"]
@@ -320,10 +320,10 @@ def numbers(d: Draw, s: Scope) -> str | None:
 
 @entry("elements", 3)
 def masks(d: Draw, s: Scope) -> str | None:
-    found = s.real()
-    if found is None:
+    operand = s.real()
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     y = s.fitting(tensor) or x
     mask = (
         s.pick(lambda t: t.dtype == torch.bool and broadcast(t.shape, tensor.shape) == tuple(tensor.shape))
@@ -346,10 +346,10 @@ def masks(d: Draw, s: Scope) -> str | None:
 
 @entry("reductions", 2)
 def over_dims(d: Draw, s: Scope) -> str | None:
-    found = s.real(2)
-    if found is None:
+    operand = s.real(2)
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     dims, keep = d.dims(tensor.dim()), d.chance(0.5)
     return d.choice(
         [
@@ -370,10 +370,10 @@ def over_dims(d: Draw, s: Scope) -> str | None:
 
 @entry("views", 5)
 def reshaped(d: Draw, s: Scope) -> str | None:
-    found = s.some(lambda t: t.dim() > 0)
-    if found is None:
+    operand = s.some(lambda t: t.dim() > 0)
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     shape, ndim, count = tuple(tensor.shape), tensor.dim(), tensor.numel()
     dim = d.dim(ndim)
     size = shape[dim]
@@ -403,29 +403,29 @@ def reshaped(d: Draw, s: Scope) -> str | None:
             f"{x}.select({dim}, {d.index(size)})",
         ] * 2
     if ndim >= 2:
-        one, other = d.sample(range(ndim), 2)
+        first, second = d.sample(range(ndim), 2)
         kinds += [
-            f"{x}.transpose({one}, {other - ndim})",
-            f"{x}.diagonal({d.randint(-1, 1)}, {one}, {other})",
+            f"{x}.transpose({first}, {second - ndim})",
+            f"{x}.diagonal({d.randint(-1, 1)}, {first}, {second})",
             f"{x}.tril()",
             f"{x}.triu(1)",
         ]
-        kinds += [f"{x}.movedim({one}, {other - ndim})", f"torch.rot90({x}, 1, ({one}, {other}))"]
+        kinds += [f"{x}.movedim({first}, {second - ndim})", f"torch.rot90({x}, 1, ({first}, {second}))"]
     return d.choice(kinds)
 
 
 @entry("indexing", 5)
 def subscripts(d: Draw, s: Scope) -> str | None:
-    found = s.some(lambda t: t.dim() > 0)
-    return found and f"{found[0]}[{d.subscript(found[1].shape)}]"
+    operand = s.some(lambda t: t.dim() > 0)
+    return operand and f"{operand[0]}[{d.subscript(operand[1].shape)}]"
 
 
 @entry("indexing", 4)
 def gathered(d: Draw, s: Scope) -> str | None:
-    found = s.some(lambda t: t.dim() > 0 and t.shape[0] > 0)
-    if found is None:
+    operand = s.some(lambda t: t.dim() > 0 and t.shape[0] > 0)
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     dim = d.dim(tensor.dim())
     size = tensor.shape[dim]
     if not size:
@@ -439,7 +439,7 @@ def gathered(d: Draw, s: Scope) -> str | None:
             and t.dim() == tensor.dim()
             and bool(((t >= 0) & (t < size)).all())
             and all(
-                a <= b for at, (a, b) in enumerate(zip(t.shape, tensor.shape, strict=True)) if at != dim % tensor.dim()
+                a <= b for n, (a, b) in enumerate(zip(t.shape, tensor.shape, strict=True)) if n != dim % tensor.dim()
             )
         )
     )
@@ -463,24 +463,24 @@ def gathered(d: Draw, s: Scope) -> str | None:
 @entry("indexing", 2)
 def scattered(d: Draw, s: Scope) -> str | None:
     """Out of place."""
-    found = s.real(1)
-    if found is None or not found[1].numel():
+    operand = s.real(1)
+    if operand is None or not operand[1].numel():
         return None
-    x, tensor = found
+    x, tensor = operand
     dim = d.dim(tensor.dim())
     size = tensor.shape[dim]
     rows = d.sample(range(size), d.randint(1, size))
     index = f"torch.tensor({rows}, device={x}.device)"
-    at = d.index(size)
+    position = d.index(size)
     return d.choice(
         [
             f"{x}.index_fill({dim}, {index}, {d.number()})",
-            f"{x}.select_scatter({x}.select({dim}, 0) * 2, {dim}, {at})",
+            f"{x}.select_scatter({x}.select({dim}, 0) * 2, {dim}, {position})",
             f"{x}.index_add({dim}, {index}, {x}.index_select({dim}, {index}), alpha=2)",
             f"{x}.index_copy({dim}, {index}, {x}.index_select({dim}, {index}) * 3)",
             f"{x}.scatter({dim}, {x}.argsort({dim}), {x} * 2)",
             f"{x}.scatter_add({dim}, {x}.argsort({dim}), {x})",
-            f"{x}.slice_scatter({x}.narrow({dim}, 0, 1) * 2, {dim}, {at % size}, {at % size + 1})",
+            f"{x}.slice_scatter({x}.narrow({dim}, 0, 1) * 2, {dim}, {position % size}, {position % size + 1})",
             f"{x}.scatter({dim}, {x}.argmax({dim}, keepdim=True), 0.5)",
             f"{x}.take({index})",
             f"{x}.scatter_reduce({dim}, {x}.argsort({dim}), {x} * 2, 'amax')",
@@ -491,10 +491,10 @@ def scattered(d: Draw, s: Scope) -> str | None:
 
 @entry("joins", 4)
 def joined(d: Draw, s: Scope) -> str | None:
-    found = s.real()
-    if found is None:
+    operand = s.real()
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     same = s.pick(lambda t: t.shape == tensor.shape and t.is_floating_point()) or x
     dim, wide = d.dim(tensor.dim()), d.dim(tensor.dim() + 1)
     kinds = [
@@ -503,20 +503,20 @@ def joined(d: Draw, s: Scope) -> str | None:
         f"torch.hstack([{x}, {same}])",
     ]
     if tensor.dim():
-        other = s.pick(
+        partner = s.pick(
             lambda t: (
                 t.dim() == tensor.dim()
                 and t.is_floating_point()
                 and all(
                     a == b
-                    for at, (a, b) in enumerate(zip(t.shape, tensor.shape, strict=True))
-                    if at != dim % tensor.dim()
+                    for axis, (a, b) in enumerate(zip(t.shape, tensor.shape, strict=True))
+                    if axis != dim % tensor.dim()
                 )
             )
         )
         kinds += [
-            f"torch.cat([{x}, {other or same}], {dim})",
-            f"torch.cat([{other or same}, {x}, {x} + 1], dim={dim})",
+            f"torch.cat([{x}, {partner or same}], {dim})",
+            f"torch.cat([{partner or same}, {x}, {x} + 1], dim={dim})",
         ] * 2
         pad = ", ".join(str(d.randint(0, 2)) for _ in range(2))
         kinds += [
@@ -530,10 +530,10 @@ def joined(d: Draw, s: Scope) -> str | None:
 
 @entry("splits", 3)
 def split(d: Draw, s: Scope) -> str | None:
-    found = s.some(lambda t: t.dim() > 0)
-    if found is None:
+    operand = s.some(lambda t: t.dim() > 0)
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     dim = d.dim(tensor.dim())
     size = tensor.shape[dim]
     return d.choice(
@@ -550,10 +550,10 @@ def split(d: Draw, s: Scope) -> str | None:
 
 @entry("products", 5)
 def products(d: Draw, s: Scope) -> str | None:
-    found = s.real(1)
-    if found is None:
+    operand = s.real(1)
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     size, dtype = tensor.shape[-1], tensor.dtype
 
     def pick(fits: Callable[[torch.Tensor], bool]) -> str | None:
@@ -602,10 +602,10 @@ def products(d: Draw, s: Scope) -> str | None:
 
 @entry("norms", 3)
 def norms(d: Draw, s: Scope) -> str | None:
-    found = s.real(1)
-    if found is None or not found[1].shape[-1]:
+    operand = s.real(1)
+    if operand is None or not operand[1].shape[-1]:
         return None
-    x, tensor = found
+    x, tensor = operand
     last = tensor.shape[-1]
     weight = s.pick(lambda t: t.shape == (last,) and t.dtype == tensor.dtype)
     more = f", {weight}" if weight and d.chance(0.7) else ""
@@ -636,10 +636,10 @@ def norms(d: Draw, s: Scope) -> str | None:
 
 @entry("order", 2)
 def top(d: Draw, s: Scope) -> str | None:
-    found = s.real(1)
-    if found is None:
+    operand = s.real(1)
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     dim = d.dim(tensor.dim())
     return (
         f"{x}.topk({d.randint(0 if d.chance(0.1) else 1, max(tensor.shape[dim], 1))}, {dim}, largest={d.chance(0.6)})"
@@ -649,10 +649,10 @@ def top(d: Draw, s: Scope) -> str | None:
 @entry("writes", 7)
 def writes(d: Draw, s: Scope) -> str | None:
     """In place: on a tensor itself, or through a view of it."""
-    found = s.some(lambda t: t.grad_fn is not None or not t.requires_grad)
-    if found is None:
+    operand = s.some(lambda t: t.grad_fn is not None or not t.requires_grad)
+    if operand is None:
         return None
-    x, tensor = found
+    x, tensor = operand
     target, part = x, tensor
     if tensor.dim() and d.chance(0.5):
         text = d.subscript(tensor.shape)
@@ -724,12 +724,12 @@ def writes(d: Draw, s: Scope) -> str | None:
 
 @entry("writes", 1)
 def writes_without_gradient(d: Draw, s: Scope) -> str | None:
-    found = s.real()
-    return found and f"with torch.no_grad(): {found[0]}.mul_(0.5)"
+    operand = s.real()
+    return operand and f"with torch.no_grad(): {operand[0]}.mul_(0.5)"
 
 
 @entry("places", 4)
 def places(d: Draw, s: Scope) -> str | None:
     """PLACED stands for placements that the generator draws."""
-    found = s.some(lambda t: True)
-    return found and f"place({found[0]}, PLACED)"
+    operand = s.some(lambda t: True)
+    return operand and f"place({operand[0]}, PLACED)"

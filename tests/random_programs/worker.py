@@ -3,14 +3,14 @@
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
-from tests.random_programs.compiled import judged_compiled
+from tests.random_programs.compiled import judge_compiled
 from tests.random_programs.fleet import Fleet
-from tests.random_programs.generator import generated
-from tests.random_programs.judge import DEAD, HUNG, WRONG, Outcome, judged
+from tests.random_programs.generator import generate
+from tests.random_programs.judge import DEAD, HUNG, WRONG, Outcome, judge_program
 from tests.random_programs.local import Expected
-from tests.random_programs.program import Program, pasted
+from tests.random_programs.program import Program, paste_text
 from tests.random_programs.runner import Report, mesh_of
-from tests.random_programs.shrink import MOST, shrunk
+from tests.random_programs.shrink import MOST, shrink_program
 
 SHRUNK = 3  # failures of one reason that are made smaller: others are likely the same
 
@@ -18,21 +18,21 @@ SHRUNK = 3  # failures of one reason that are made smaller: others are likely th
 def reports(
     seeds: Iterable[int], fleet: Fleet, meshes: Sequence[tuple[int, ...]], shrink: bool = True, compiled: str = ""
 ) -> Iterable[Report]:
-    """What comes of each program, or of calls of it as a step compiled by the backend `compiled`."""
-    judge = functools.partial(judged_compiled, backend=compiled) if compiled else judged
-    seen: dict[str, int] = {}
+    """The outcome of each program, or of calls of it as a step compiled by the backend `compiled`."""
+    judge = functools.partial(judge_compiled, backend=compiled) if compiled else judge_program
+    counts: dict[str, int] = {}
     for seed in seeds:
         shape = mesh_of(seed, meshes)
-        program = generated(seed, shape, fleet.device)
+        program = generate(seed, shape, fleet.device)
         outcome = judge(program, fleet.mesh(shape))
         smallest = ""
         if outcome.kind in (HUNG, DEAD):
             fleet.renew(shape)
         if outcome.kind in (WRONG, HUNG, DEAD):
-            seen[outcome.reason] = seen.get(outcome.reason, 0) + 1
-            if shrink and seen[outcome.reason] <= SHRUNK:
-                program = shrunk(program, failing(judge, fleet, outcome), MOST if outcome.kind != HUNG else 10)
-            smallest = pasted(program)
+            counts[outcome.reason] = counts.get(outcome.reason, 0) + 1
+            if shrink and counts[outcome.reason] <= SHRUNK:
+                program = shrink_program(program, failing(judge, fleet, outcome), MOST if outcome.kind != HUNG else 10)
+            smallest = paste_text(program)
         yield Report(seed, shape, outcome.kind, outcome.reason, outcome.text, smallest)
 
 

@@ -24,7 +24,7 @@ from tests.soak.samples import MEGABYTE, Samples
 RANKS = 4
 VICTIMS = (2, 3)  # the others live all the time, and are watched
 FLOOD = 2000  # lines of a rank
-WARM_UP = 12  # rounds before any is counted, after which what is kept of output is full
+WARM_UP = 12  # rounds before any is counted, after which the store of output is full
 
 
 class Worker(Actor):
@@ -44,7 +44,7 @@ class Worker(Actor):
         self.heard += 1
 
     @endpoint
-    def told(self) -> int:
+    def take_heard(self) -> int:
         heard, self.heard = self.heard, 0
         return heard
 
@@ -63,7 +63,7 @@ class Worker(Actor):
 
 
 class Soak:
-    """One mesh, and what is done to it."""
+    """One mesh, and the work on it."""
 
     def __init__(self, seed: int, body: int) -> None:
         self.random = random.Random(seed)
@@ -75,21 +75,21 @@ class Soak:
 
     def calls(self) -> None:
         """One by one, all at once, and to a slice."""
-        one = self.workers.slice(gpus=self.random.randrange(RANKS))
-        assert [one.add.call_one(n).get() for n in range(50)] == list(range(1, 51))
-        assert [future.get() for future in [one.add.call_one(n) for n in range(200)]] == list(range(1, 201))
+        rank = self.workers.slice(gpus=self.random.randrange(RANKS))
+        assert [rank.add.call_one(n).get() for n in range(50)] == list(range(1, 51))
+        assert [future.get() for future in [rank.add.call_one(n) for n in range(200)]] == list(range(1, 201))
         for n in range(20):
             assert self.workers.add.call(n).get().values() == [n + 1] * RANKS
 
     def broadcasts(self) -> None:
         for _ in range(100):
             self.workers.hear.broadcast()
-        assert self.workers.told.call().get().values() == [100] * RANKS
+        assert self.workers.take_heard.call().get().values() == [100] * RANKS
 
     def bodies(self) -> None:
         """There and back."""
-        one = self.workers.slice(gpus=self.random.randrange(RANKS))
-        assert one.echo.call_one(self.body).get() == self.body
+        rank = self.workers.slice(gpus=self.random.randrange(RANKS))
+        assert rank.echo.call_one(self.body).get() == self.body
 
     def shared(self) -> None:
         assert all(len(body) == len(self.body) for body in self.workers.echo.call(self.body).get().values())

@@ -1,4 +1,4 @@
-"""What the processes of a run hold, looked at again and again, and whether it grows."""
+"""Resources of the processes of a run, counted again and again, and whether they grow."""
 
 import os
 from collections.abc import Sequence
@@ -13,44 +13,44 @@ WARM = 3  # that part of a run is its warm-up
 def slope(counts: Sequence[float]) -> float:
     """Growth in a round: the median of the slopes between all pairs, which a few odd counts do not move."""
     pairs = [
-        (later - earlier) / (second - first)
-        for first, earlier in enumerate(counts)
-        for second, later in enumerate(counts[first + 1 :], first + 1)
+        (end_count - start_count) / (second - first)
+        for first, start_count in enumerate(counts)
+        for second, end_count in enumerate(counts[first + 1 :], first + 1)
     ]
     return median(pairs) if pairs else 0.0
 
 
 @dataclass
 class Samples:
-    """By process and what is counted: the counts, in order."""
+    """The counts by process and quantity, in order."""
 
     counts: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def look(self, name: str, pid: int) -> None:
-        """Count what a process holds now."""
-        for what, count in holdings(pid).items():
-            self.counts.setdefault((name, what), []).append(count)
+        """Counts the resources of a process now."""
+        for quantity, count in holdings(pid).items():
+            self.counts.setdefault((name, quantity), []).append(count)
 
     def grown(self) -> list[str]:
-        """What grew by more than allocators breathe, after the first third of the run, in which all warms up."""
-        told = []
-        for (name, what), counts in self.counts.items():
+        """Quantities that grew by more than allocators breathe, after the first third of the run, in which all warms up."""
+        lines = []
+        for (name, quantity), counts in self.counts.items():
             steady = counts[len(counts) // WARM :]
             growth = slope(steady) * (len(steady) - 1)
-            if growth > SLACK[what]:
-                told.append(f"{what} of {name}: by {growth:,.0f} in {len(steady)} rounds, {slope(steady):,.1f} a round")
-        return told
+            if growth > SLACK[quantity]:
+                lines.append(
+                    f"{quantity} of {name}: by {growth:,.0f} in {len(steady)} rounds, {slope(steady):,.1f} a round"
+                )
+        return lines
 
     def table(self) -> str:
         """First, middle, last and highest counts, and the growth in a hundred rounds after the warm-up."""
         lines = [f"{'':25} {'first':>8} {'middle':>8} {'last':>8} {'most':>8} {'per 100 rounds':>15}"]
-        for (name, what), counts in self.counts.items():
-            unit = MEGABYTE if what == "memory" else 1
-            first, middle, last = (counts[at] / unit for at in (0, len(counts) // 2, -1))
+        for (name, quantity), counts in self.counts.items():
+            unit = MEGABYTE if quantity == "memory" else 1
+            first, middle, last = (counts[index] / unit for index in (0, len(counts) // 2, -1))
             growth = 100 * slope(counts[len(counts) // WARM :]) / unit
-            shown = (
-                f"{name:12} {what:12} {first:8.1f} {middle:8.1f} {last:8.1f} {max(counts) / unit:8.1f} {growth:+15.2f}"
-            )
+            shown = f"{name:12} {quantity:12} {first:8.1f} {middle:8.1f} {last:8.1f} {max(counts) / unit:8.1f} {growth:+15.2f}"
             lines.append(shown)
         return "\n".join(lines)
 

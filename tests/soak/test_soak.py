@@ -17,7 +17,7 @@ PAUSE = 2.5  # seconds between rounds, which leave others the processor
 
 
 def soak(seconds: float, pause: float, body: int) -> None:
-    """Raises AssertionError, with what it said, if anything grew or went wrong, or anything is left."""
+    """Raises AssertionError, with its output, if anything grew or went wrong, or anything is left."""
     mark = secrets.token_hex(8)
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", "--seconds", str(seconds), "--pause", str(pause), "--body", str(body)],
@@ -46,19 +46,19 @@ def test_ten_minutes_of_everything_leave_nothing_behind() -> None:
 
 def test_a_slow_leak_is_found_and_an_early_step_is_not() -> None:
     warmed, slow = Samples(), Samples()
-    for at in range(90):
-        warmed.counts.setdefault(("agent", "memory"), []).append((20 if at < 25 else 50) * MEGABYTE)
-        slow.counts.setdefault(("agent", "memory"), []).append((50 + at / 10 + 20 * (at % 9 == 0)) * MEGABYTE)
+    for number in range(90):
+        warmed.counts.setdefault(("agent", "memory"), []).append((20 if number < 25 else 50) * MEGABYTE)
+        slow.counts.setdefault(("agent", "memory"), []).append((50 + number / 10 + 20 * (number % 9 == 0)) * MEGABYTE)
     assert warmed.grown() == []
     assert len(slow.grown()) == 1
 
 
 def test_steady_growth_is_found_and_fluctuation_is_not() -> None:
     steady, leaky = Samples(), Samples()
-    for at in range(40):
-        steady.counts.setdefault(("agent", "memory"), []).append((50 + at % 7) * MEGABYTE)
-        leaky.counts.setdefault(("agent", "memory"), []).append((50 + at) * MEGABYTE)
-        leaky.counts.setdefault(("rank 0", "descriptors"), []).append(20 + at // 2)
+    for number in range(40):
+        steady.counts.setdefault(("agent", "memory"), []).append((50 + number % 7) * MEGABYTE)
+        leaky.counts.setdefault(("agent", "memory"), []).append((50 + number) * MEGABYTE)
+        leaky.counts.setdefault(("rank 0", "descriptors"), []).append(20 + number // 2)
     assert steady.grown() == []
     memory, descriptors = leaky.grown()
     assert memory.startswith("memory of agent: by ")

@@ -198,9 +198,7 @@ class ShardedStep:
         """The action of each line, with the index of its operation."""
         source = source_of(renamed(self.issued, inputs, results, self.metas, written)[0])
         constants = [source.constants[re.search(r"\bk\d+", line)[0]] for line in source.lines]  # type: ignore[index]
-        names = [
-            constant.value.split(".")[1] if constant.kind == "operation" else constant.kind for constant in constants
-        ]
+        names = [item.value.split(".")[1] if item.kind == "operation" else item.kind for item in constants]
         return [f"{name} {operation}" for name, operation in zip(names, source.operations, strict=True)]
 
 

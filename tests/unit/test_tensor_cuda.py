@@ -41,8 +41,8 @@ def test_planning_for_gpus_makes_nothing_on_a_gpu_of_the_controller(monkeypatch:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check=False: torch.device("cuda"))
     World(MeshLayout((2,), ("data",), "cuda"))
     with imagining():
-        made = torch.empty(3, device="cuda")
-    assert made.device.type == "cuda"
+        tensor = torch.empty(3, device="cuda")
+    assert tensor.device.type == "cuda"
     assert not torch.cuda.is_initialized()
 
 
@@ -55,7 +55,7 @@ def _of_rank(rank: int, port: int, results: Any) -> None:
     own = torch.arange(4.0) + rank
     staged = lambda operation, *args, **kwargs: staging._stage(operation.default)(*args, **kwargs)  # noqa: E731
     room, changed = torch.zeros(8), own.clone()
-    found = {
+    outputs = {
         "all_reduce": staged(operations.all_reduce, own, "sum", name),
         "all_reduce_": staged(operations.all_reduce_, changed, "sum", name),
         "all_gather": staged(operations.all_gather_into_tensor, own, 2, name),
@@ -66,10 +66,10 @@ def _of_rank(rank: int, port: int, results: Any) -> None:
         "shard_dim_alltoall": staged(torch.ops._dtensor.shard_dim_alltoall, own.view(2, 2), 0, 1, name).flatten(),
         "coalesced": staged(operations.all_reduce_coalesced, [own, own], "max", name)[1],
     }
-    assert found["all_reduce_"] is changed
-    assert found["all_gather_out"] is room
+    assert outputs["all_reduce_"] is changed
+    assert outputs["all_gather_out"] is room
     if rank == 0:
-        results.put({key: value.tolist() for key, value in found.items()})
+        results.put({key: value.tolist() for key, value in outputs.items()})
     dist.destroy_process_group()
 
 
@@ -114,10 +114,10 @@ def test_flash_attention_stays_sharded_by_batch_and_heads(dim: int) -> None:
     propagator = Propagator(layout)
     flash = aten._scaled_dot_product_flash_attention.default
     plan, *_ = propagator.plan(flash, (query, key, value, 0.0, True, False), {"scale": None})
-    assert [made.placements for made in plan.made] == [(Shard(dim),)] * 2 + [(Replicate(),)] * 3
+    assert [meta.placements for meta in plan.made] == [(Shard(dim),)] * 2 + [(Replicate(),)] * 3
     _, sums, seed, offset, _ = plan.made
     arguments = (gradient, query, key, value, out, sums, None, None, 64, 64, 0.0, True, seed, offset)
     back, *_ = propagator.plan(aten._scaled_dot_product_flash_attention_backward.default, arguments, {"scale": None})
-    assert [made.placements for made in back.made] == [(Shard(dim),)] * 3
+    assert [meta.placements for meta in back.made] == [(Shard(dim),)] * 3
     assert not plan.notices
     assert not back.notices

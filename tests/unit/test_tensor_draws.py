@@ -1,4 +1,4 @@
-"""Random numbers of streams: which operations draw, and from what."""
+"""Random numbers of streams: which operations draw, and from which generators."""
 
 import torch
 

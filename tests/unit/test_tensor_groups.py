@@ -51,7 +51,7 @@ def test_a_rank_that_is_behind_is_awaited_for_a_while() -> None:
     operation.failed(0, failure(0))
     assert operation.on_progress({1: 7, 2: 3}, 1.0) is None
     assert operation.on_progress({1: 7, 2: 5}, 2.0) is None
-    assert operation.on_progress({1: 7, 2: 7}, 2.01) is None  # there since now only
+    assert operation.on_progress({1: 7, 2: 7}, 2.01) is None  # since now only
     assert operation.on_progress({1: 7}, MAX_BEHIND_S + 0.1) is Verdict.CUT
 
 
@@ -64,26 +64,26 @@ def test_a_failure_has_a_one_line_summary() -> None:
 def test_connections_made_meanwhile_are_cut_and_listeners_and_others_are_not() -> None:
     def pair() -> tuple[socket.socket, socket.socket]:
         with socket.create_server(("127.0.0.1", 0)) as door:
-            one = socket.create_connection(door.getsockname())
-            return one, door.accept()[0]
+            client = socket.create_connection(door.getsockname())
+            return client, door.accept()[0]
 
-    other = pair()
+    outside = pair()
     connections = Connections()
     with connections.noted():
         ours, listener = pair(), socket.create_server(("127.0.0.1", 0))
     assert connections.cut() >= 1
     assert ours[0].recv(1) == ours[1].recv(1) == b""
-    other[0].sendall(b"x")
-    assert other[1].recv(1) == b"x"
+    outside[0].sendall(b"x")
+    assert outside[1].recv(1) == b"x"
     late = socket.create_connection(listener.getsockname())
     with pytest.raises(ConnectionAbortedError), connections.noted():
         pass
-    for each in (*ours, *other, listener, late):
-        each.close()
+    for end in (*ours, *outside, listener, late):
+        end.close()
 
 
 class GlooThread:
-    """A thread by the name of gloo's, which computes or sleeps in an epoll, as it is asked to."""
+    """A thread by the name of gloo's, which computes or sleeps in an epoll, on request."""
 
     def __init__(self) -> None:
         self.computes = self.ends = False
@@ -111,11 +111,11 @@ class GlooThread:
     def connect(self) -> tuple[socket.socket, socket.socket]:
         """Opens a connection, one end of which is registered in the epoll."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            near = socket.create_connection(listener.getsockname())
-            far = listener.accept()[0]
-        self._epoll.register(near.fileno(), select.EPOLLIN)
-        near.settimeout(10)
-        return near, far
+            client = socket.create_connection(listener.getsockname())
+            server = listener.accept()[0]
+        self._epoll.register(client.fileno(), select.EPOLLIN)
+        client.settimeout(10)
+        return client, server
 
     def end(self) -> None:
         self.ends = True
@@ -141,8 +141,8 @@ def test_connections_that_gloo_opens_late_are_cut(when: str) -> None:
         assert pair[0].recv(1) == b""
     finally:
         gloo.end()
-        for each in pair:
-            each.close()
+        for end in pair:
+            end.close()
 
 
 def test_a_repeated_word_to_go_on_hides_no_later_one() -> None:

@@ -1,4 +1,4 @@
-"""What holds the memory of tensors, by name: now, and at a peak."""
+"""The holders of the memory of tensors, by name: now, and at a peak."""
 
 import pytest
 
@@ -39,14 +39,14 @@ class Wide(nn.Module):
         return self.down(self.up(x).relu())
 
 
-def _held(parts: tuple[HeldMemory, ...]) -> dict[tuple[str, str], int]:
+def _sizes(parts: tuple[HeldMemory, ...]) -> dict[tuple[str, str], int]:
     return {(part.kind, part.name): part.size for part in parts}
 
 
 def _at_peak(peaks: tuple[PeakMemory, ...]) -> dict[tuple[str, str], int]:
     (peak,) = (peak for peak in peaks if peak.device == "cpu")
     assert sum(part.held.size for part in peak.parts) == peak.size
-    return _held(tuple(part.held for part in peak.parts))
+    return _sizes(tuple(part.held for part in peak.parts))
 
 
 def test_parameters_gradients_states_and_buffers_have_the_names_of_the_program() -> None:
@@ -54,15 +54,15 @@ def test_parameters_gradients_states_and_buffers_have_the_names_of_the_program()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(4, 64)).sum().backward()
     optimizer.step()
-    named = {(each.kind, each.name) for each in LivingTensors().named}
+    named = {(entry.kind, entry.name) for entry in LivingTensors().named}
     assert {
         (PARAMETERS, "Wide.up.weight"),
         (GRADIENTS, "Wide.up.weight"),
         (STATES, "AdamW exp_avg of Wide.up.weight"),
         (BUFFERS, "Wide.scale"),
     } <= named
-    held = _held(held_memory())
-    assert held[PARAMETERS, "Wide.up.weight"] == held[GRADIENTS, "Wide.up.weight"] == WEIGHT
+    sizes = _sizes(held_memory())
+    assert sizes[PARAMETERS, "Wide.up.weight"] == sizes[GRADIENTS, "Wide.up.weight"] == WEIGHT
 
 
 def test_a_view_and_its_base_count_once_and_by_name() -> None:
@@ -70,7 +70,7 @@ def test_a_view_and_its_base_count_once_and_by_name() -> None:
     rows = [model.up.weight[row] for row in range(8)]
     largest = torch.ones(1 << 22)
     living = LivingTensors()
-    living.named = [each for each in living.named if each.tensor is model.up.weight]
+    living.named = [entry for entry in living.named if entry.tensor is model.up.weight]
     living.all = [*rows, model.up.weight, largest, largest.view(2, -1)]
     assert held_memory(living) == (
         HeldMemory(OTHER, f"float32 [{1 << 22}]", "cpu", 4 << 22),
@@ -111,7 +111,7 @@ def test_a_peak_has_what_lived_then_and_nothing_else() -> None:
     second = torch.empty(3000, dtype=torch.uint8)
     view = second[10:]
     del second
-    torch.empty(100, dtype=torch.uint8)  # what comes after the peak
+    torch.empty(100, dtype=torch.uint8)  # after the peak
     del view
     third = torch.empty(500, dtype=torch.uint8)
     peaks = recording.end()
@@ -132,20 +132,20 @@ def test_a_peak_of_training_is_named_by_parameter_and_module() -> None:
         model(torch.ones(256, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    held = _at_peak(recording.end())
-    assert held[PARAMETERS, "Wide.up.weight"] == held[STATES, "AdamW exp_avg of Wide.up.weight"] == WEIGHT
-    assert held[GRADIENTS, "Wide.down.weight"] == WEIGHT
-    assert held[ACTIVATIONS, "Wide"] == 256 * 512 * 4
-    assert any(kind == BACKWARD and name == "Wide" for kind, name in held)
+    sizes = _at_peak(recording.end())
+    assert sizes[PARAMETERS, "Wide.up.weight"] == sizes[STATES, "AdamW exp_avg of Wide.up.weight"] == WEIGHT
+    assert sizes[GRADIENTS, "Wide.down.weight"] == WEIGHT
+    assert sizes[ACTIVATIONS, "Wide"] == 256 * 512 * 4
+    assert any(kind == BACKWARD and name == "Wide" for kind, name in sizes)
 
 
 def test_a_model_that_is_made_while_it_is_watched_has_names() -> None:
     recording = TensorAllocations()
     model = Wide()
     torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    held = _at_peak(recording.end())
-    assert held[PARAMETERS, "Wide.up.weight"] == WEIGHT
-    assert held[BUFFERS, "Wide.scale"] == 4000
+    sizes = _at_peak(recording.end())
+    assert sizes[PARAMETERS, "Wide.up.weight"] == WEIGHT
+    assert sizes[BUFFERS, "Wide.scale"] == 4000
 
 
 def test_what_only_a_graph_of_a_backward_pass_holds_still_lives() -> None:

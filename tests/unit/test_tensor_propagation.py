@@ -1,4 +1,4 @@
-"""What comes out of an operation on sharded tensors, and what it costs, worked out without data or workers."""
+"""The results of an operation on sharded tensors, and its costs, computed without data or workers."""
 
 import contextlib
 import os
@@ -47,8 +47,8 @@ def test_equal_metas_are_one_object_and_stay_so_through_a_pickle() -> None:
     assert pickle.loads(pickle.dumps(first)) is first
     assert meta(4, 2, placed=COLUMNS) is not first
     for placement in (_NormPartial(3), _StridedShard(0, split_factor=2), Partial("max")):
-        one = meta(4, 2, placed=(placement,))
-        assert pickle.loads(pickle.dumps(one)) is one
+        value = meta(4, 2, placed=(placement,))
+        assert pickle.loads(pickle.dumps(value)) is value
 
 
 def test_a_product_of_rows_stays_sharded_and_costs_nothing(propagator: Propagator) -> None:
@@ -66,9 +66,9 @@ def test_gathered_bytes_are_counted_by_mesh_dimension(propagator: Propagator) ->
 def test_the_second_time_finds_the_plan_whatever_the_float(propagator: Propagator) -> None:
     rows = meta(6, 4, placed=ROWS)
     plan, _, scalars = propagator.plan(aten.mul.Tensor, (rows, 2.5))
-    again, _, other = propagator.plan(aten.mul.Tensor, (rows, 3.5))
+    again, _, second = propagator.plan(aten.mul.Tensor, (rows, 3.5))
     assert again is plan
-    assert (scalars, other) == ([2.5], [3.5])
+    assert (scalars, second) == ([2.5], [3.5])
 
 
 def test_true_and_one_are_different_arguments(propagator: Propagator) -> None:
@@ -117,8 +117,8 @@ def test_a_write_to_a_copied_view_gathers_the_tensor_under_it(propagator: Propag
 
 def test_a_mean_over_shards_is_one_sum_divided_once(propagator: Propagator) -> None:
     for rows in (6, 5):
-        given = meta(rows, 4, placed=ROWS)
-        plan, _, _ = propagator.plan(aten.mse_loss.default, (given, given))
+        inputs = meta(rows, 4, placed=ROWS)
+        plan, _, _ = propagator.plan(aten.mse_loss.default, (inputs, inputs))
         assert plan.made[0].placements == (Partial(),)
         assert plan.collectives == ()
 
@@ -132,8 +132,8 @@ def test_a_mean_of_means_of_unequal_shards_is_not_taken(propagator: Propagator) 
 
 @pytest.mark.parametrize("name", ["nll_loss_forward", "nll_loss_backward"])
 def test_a_loss_of_cut_rows_is_one_kernel_on_each_rank(propagator: Propagator, name: str) -> None:
-    given, target, one = meta(8, 5, placed=ROWS), meta(8, placed=ROWS, dtype=torch.int64), meta()
-    arguments = (given, target, None, 1, -100) if name.endswith("forward") else (one, given, target, None, 1, -100, one)
+    rows, target, unit = meta(8, 5, placed=ROWS), meta(8, placed=ROWS, dtype=torch.int64), meta()
+    arguments = (rows, target, None, 1, -100) if name.endswith("forward") else (unit, rows, target, None, 1, -100, unit)
     plan, *_ = propagator.plan(getattr(torch.ops.aten, name).default, arguments)
     kernels = {step.operation for step in plan.program.steps if isinstance(step, LocalStep)}
     counting = {"aten.ne.Scalar", "aten.sum.default"}  # of the targets, beside the kernel
@@ -179,9 +179,9 @@ def test_local_tensors_among_sharded_ones_are_refused_by_name(propagator: Propag
 
 def test_ranks_with_different_shards_draw_different_numbers(propagator: Propagator) -> None:
     sharded, _, _ = propagator.plan(aten.uniform_.default, (meta(6, 4, placed=ROWS),))
-    whole, _, _ = propagator.plan(aten.uniform_.default, (meta(6, 4),))
+    replica, _, _ = propagator.plan(aten.uniform_.default, (meta(6, 4),))
     fixed, _, _ = propagator.plan(aten.neg.default, (meta(6, 4),))
-    assert [plan.program.seeded for plan in (sharded, whole, fixed)] == [(0,), (), None]
+    assert [plan.program.seeded for plan in (sharded, replica, fixed)] == [(0,), (), None]
 
 
 def test_propagation_leaves_the_processes_own_group_alone(propagator: Propagator) -> None:
@@ -211,7 +211,7 @@ def test_a_view_of_a_copied_view_is_a_copy_too() -> None:
                 (aten.t.default, ()),
             ):
                 plan, _, _ = plane.plan(func, (part, *args))
-                assert [one.copied for one in plan.made] == [True], (func, shards, shape)
+                assert [result.copied for result in plan.made] == [True], (func, shards, shape)
 
 
 @pytest.mark.slow
@@ -305,11 +305,11 @@ def test_lists_whose_tensors_are_placed_alike_stay_so_whatever_the_rules(propaga
         assert plan.made == tuple(lists[0])
         assert plan.collectives == ()
     norms, _, _ = propagator.plan(aten._foreach_norm.Scalar, (lists[0], 2))
-    assert [one.shape for one in norms.made] == [(), ()]
+    assert [norm.shape for norm in norms.made] == [(), ()]
 
 
 @pytest.mark.parametrize(
-    ("shape", "placed", "seen", "fits"),
+    ("shape", "placed", "view", "fits"),
     [
         ((2, 12), Shard(1), (24,), True),
         ((24,), _StridedShard(0, split_factor=2), (6, 4), False),  # a rank would have one and a half rows, twice
@@ -320,10 +320,10 @@ def test_lists_whose_tensors_are_placed_alike_stay_so_whatever_the_rules(propaga
     ],
 )
 def test_a_view_keeps_the_elements_of_each_rank_in_order(
-    shape: tuple[int, ...], placed: Any, seen: tuple[int, ...], fits: bool
+    shape: tuple[int, ...], placed: Any, view: tuple[int, ...], fits: bool
 ) -> None:
     line = MeshLayout((2,), ("rank",))
-    plan, _, _ = Propagator(line).plan(aten.view.default, (Meta.of(line, shape, torch.float32, (placed,)), list(seen)))
+    plan, _, _ = Propagator(line).plan(aten.view.default, (Meta.of(line, shape, torch.float32, (placed,)), list(view)))
     assert fits == (not plan.made[0].is_replicated)
 
 
@@ -334,7 +334,7 @@ def test_the_gradient_of_an_empty_mean_loss_has_a_plan(propagator: Propagator, l
     for placed in (ROWS, WHOLE):
         nothing = meta(0, 2, placed=placed)
         plan, _, _ = propagator.plan(backward, (meta(), nothing, nothing, 1, *beta))
-        assert [one.shape for one in plan.made] == [(0, 2)]
+        assert [result.shape for result in plan.made] == [(0, 2)]
 
 
 def test_a_write_to_overlapping_elements_is_refused_before_it_is_sent(propagator: Propagator) -> None:
@@ -352,33 +352,33 @@ def test_a_write_to_overlapping_elements_is_refused_before_it_is_sent(propagator
 
 def test_kernels_that_refuse_empty_shards_get_whole_tensors() -> None:
     four = Propagator(MeshLayout((4,), ("data",)))
-    some, none = (Meta.of(four.layout, (rows, 5), torch.float32, ROWS) for rows in (4, 3))  # the last of four has none
-    assert [four.plan(aten.min.default, (one,))[0].made[0].placements for one in (some, none)] == [
+    full, short = (Meta.of(four.layout, (rows, 5), torch.float32, ROWS) for rows in (4, 3))  # the last has no row
+    assert [four.plan(aten.min.default, (part,))[0].made[0].placements for part in (full, short)] == [
         (Partial("min"),),
         WHOLE,
     ]
-    assert four.plan(aten.sum.default, (none,))[0].made[0].placements == (Partial(),)
+    assert four.plan(aten.sum.default, (short,))[0].made[0].placements == (Partial(),)
 
 
 @pytest.mark.parametrize(
-    ("loss", "others"),
+    ("loss", "options"),
     [("mse_loss_backward", ()), ("huber_loss_backward", (1.0,)), ("smooth_l1_loss_backward", (1.0,))],
 )
 def test_the_gradient_of_an_empty_mean_loss_is_empty(
-    propagator: Propagator, loss: str, others: tuple[float, ...]
+    propagator: Propagator, loss: str, options: tuple[float, ...]
 ) -> None:
     operation = getattr(aten, loss).default
     for count in (0, 4):
-        plan, _, _ = propagator.plan(operation, (meta(), meta(count, 2), meta(count, 2), 1, *others))
-        assert [one.shape for one in plan.made] == [(count, 2)]
+        plan, _, _ = propagator.plan(operation, (meta(), meta(count, 2), meta(count, 2), 1, *options))
+        assert [result.shape for result in plan.made] == [(count, 2)]
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_statistics_are_written_however_its_input_is_cut(propagator: Propagator, training: bool) -> None:
     """Its schema does not say that it changes them."""
     for placed in (WHOLE, ROWS, COLUMNS):
-        given = (meta(6, 4, 2, placed=placed), None, None, meta(4), meta(4), training, 0.1, 1e-5)
-        plan, _, _ = propagator.plan(aten.native_batch_norm.default, given)
+        arguments = (meta(6, 4, 2, placed=placed), None, None, meta(4), meta(4), training, 0.1, 1e-5)
+        plan, _, _ = propagator.plan(aten.native_batch_norm.default, arguments)
         assert plan.writes == ((1, 2) if training else ())
 
 

@@ -1,4 +1,4 @@
-"""Files of safetensors, read in parts, and refused where they are none."""
+"""Files of safetensors, read in parts, and other files, which are refused."""
 
 import json
 from pathlib import Path

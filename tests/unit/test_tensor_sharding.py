@@ -1,4 +1,4 @@
-"""What a sharding spec means, and which line an operation is said to come from."""
+"""The meaning of a sharding spec, and the line that is named as the origin of an operation."""
 
 import pytest
 import torch
@@ -55,8 +55,8 @@ def test_the_origin_is_the_innermost_line_outside_of_libraries() -> None:
     def line_of(x: object) -> object:
         return call_site()
 
-    found = origin_of(torch.utils._pytree.tree_map(line_of, 1))
-    assert found is not None
-    assert found.source == "return call_site()"
-    assert found.file == __file__
-    assert str(found).splitlines()[1].strip() == "return call_site()"
+    origin = origin_of(torch.utils._pytree.tree_map(line_of, 1))
+    assert origin is not None
+    assert origin.source == "return call_site()"
+    assert origin.file == __file__
+    assert str(origin).splitlines()[1].strip() == "return call_site()"

@@ -1,4 +1,4 @@
-"""Which slice is left of a mesh that has lost ranks."""
+"""The slice that remains of a mesh that has lost ranks."""
 
 import pytest
 
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "lost", "kept"),
+    ("sizes", "lost", "expected"),
     [
         ({"dp": 4, "tp": 2}, [{"dp": 3, "tp": 1}], {"dp": range(3), "tp": range(2)}),
         ({"dp": 2, "tp": 2}, [{"dp": 0, "tp": 1}], {"dp": range(1, 2), "tp": range(2)}),  # the outermost gives way
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.timeout(20)
     ],
 )
 def test_the_largest_slice_without_the_lost_ranks_is_kept(
-    sizes: dict[str, int], lost: list[dict[str, int]], kept: dict[str, range]
+    sizes: dict[str, int], lost: list[dict[str, int]], expected: dict[str, range]
 ) -> None:
-    assert {label: list(one) for label, one in largest_slice(sizes, lost).items()} == {
-        label: list(one) for label, one in kept.items()
+    assert {label: list(indices) for label, indices in largest_slice(sizes, lost).items()} == {
+        label: list(indices) for label, indices in expected.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""What is told of live tensors: how much they are on each rank, what a cell has moved, and how they are shown."""
+"""The summary of live tensors: their sizes on each rank, the bytes that a cell has moved, and their display."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from monarch_nb.tensor.verbs import MemoryUsed, Spent
 
 pytestmark = pytest.mark.timeout(60)
 LAYOUT = MeshLayout((4, 2), ("data", "model"))
-HERE = ProgramLine("/tmp/ipykernel_1/123.py", 7, "<module>")
+LINE = ProgramLine("/tmp/ipykernel_1/123.py", 7, "<module>")
 
 
 def meta(*shape: int, placed: tuple[Any, Any] = (Shard(0), Replicate()), dtype: torch.dtype = torch.float32) -> Meta:
@@ -28,7 +28,7 @@ def meta(*shape: int, placed: tuple[Any, Any] = (Shard(0), Replicate()), dtype: 
 
 
 def moved(line: int, collective: str, count: int, nbytes: int, dimension: str = "data") -> Moved:
-    return Moved(HERE._replace(line=line), "aten.mm", collective, dimension, count, nbytes)
+    return Moved(LINE._replace(line=line), "aten.mm", collective, dimension, count, nbytes)
 
 
 def summed(live: list[LiveTensor] = [], moves: list[Moved] = [], waits: list[Synchronised] = []) -> Summary:  # noqa: B006
@@ -36,12 +36,12 @@ def summed(live: list[LiveTensor] = [], moves: list[Moved] = [], waits: list[Syn
 
 
 def test_bytes_on_each_rank_are_those_of_its_parts() -> None:
-    held = live_bytes([meta(5, 7), meta(5, 7), meta(8, placed=(Replicate(), Shard(0)), dtype=torch.bfloat16)], 8)
-    assert held == [2 * 56 + 8, 2 * 56 + 8] * 2 + [2 * 28 + 8] * 2 + [8] * 2
+    nbytes = live_bytes([meta(5, 7), meta(5, 7), meta(8, placed=(Replicate(), Shard(0)), dtype=torch.bfloat16)], 8)
+    assert nbytes == [2 * 56 + 8, 2 * 56 + 8] * 2 + [2 * 28 + 8] * 2 + [8] * 2
 
 
 def test_largest_tensors_come_first_with_name_and_creating_line() -> None:
-    summary = summed([LiveTensor(2, meta(8, 8), HERE), LiveTensor(1, meta(64, 64, placed=(Shard(0), Shard(1))), None)])
+    summary = summed([LiveTensor(2, meta(8, 8), LINE), LiveTensor(1, meta(64, 64, placed=(Shard(0), Shard(1))), None)])
     first, second = summary.rows
     assert (first.name, first.title, first.placement, first.each) == (
         "w",
@@ -54,7 +54,7 @@ def test_largest_tensors_come_first_with_name_and_creating_line() -> None:
 
 
 def test_only_so_many_are_listed_and_all_are_counted() -> None:
-    summary = summed([LiveTensor(at, meta(8, 8), HERE) for at in range(500)])
+    summary = summed([LiveTensor(number, meta(8, 8), LINE) for number in range(500)])
     assert len(summary.rows) == 60
     assert (summary.count, summary.live[0]) == (500, 500 * 64)
 
@@ -79,12 +79,12 @@ def test_shards_moved_by_a_cell_are_one_sentence_by_dimension() -> None:
 
 
 def test_ranks_report_busy_time_in_the_cell_and_their_memory() -> None:
-    def rank(at: int) -> MemoryUsed:
-        times = [Spent(3, (0,), 0.010 + at / 1000), Spent(3, (0, 1), 1.5), Spent(2, (1,), 9.0)]
-        return MemoryUsed(at << 20, (at + 1) << 20, 16 << 20, times)
+    def rank(index: int) -> MemoryUsed:
+        times = [Spent(3, (0,), 0.010 + index / 1000), Spent(3, (0, 1), 1.5), Spent(2, (1,), 9.0)]
+        return MemoryUsed(index << 20, (index + 1) << 20, 16 << 20, times)
 
-    told = [rank(at) for at in range(8)]
-    summary = summary_of("tensors", LAYOUT, [], [moved(7, "all_reduce", 1, 8)], [], used=told, cell=3)
+    used = [rank(index) for index in range(8)]
+    summary = summary_of("tensors", LAYOUT, [], [moved(7, "all_reduce", 1, 8)], [], used=used, cell=3)
     assert busy_text(summary.busy) == (
         "ranks were busy with it, or waited for each other, for 17.0 ms along data (the quickest 10.0 ms), "
         "1.50 s along data and model"
@@ -95,18 +95,18 @@ def test_ranks_report_busy_time_in_the_cell_and_their_memory() -> None:
         assert line in text
         assert line in html
     assert summary.live[7] == 7 << 20  # as measured
-    assert summary_of("tensors", LAYOUT, [], [], [], used=told, cell=3).busy == ()  # it is of what was moved
+    assert summary_of("tensors", LAYOUT, [], [], [], used=used, cell=3).busy == ()  # it is of movements
 
 
 def test_tensors_of_lost_meshes_are_listed_with_the_reason() -> None:
-    live = [LiveTensor(1, meta(64, 64), HERE), LiveTensor(2, meta(8, 8), HERE)]
+    live = [LiveTensor(1, meta(64, 64), LINE), LiveTensor(2, meta(8, 8), LINE)]
     stopped = summary_of("tensors", LAYOUT, live, [], [], names={1: "w"}, lost="the mesh was stopped: by client")
-    for told in (repr(shown(stopped)), tensors_html(shown(stopped))):
-        assert "2 tensors, lost" in told
-        assert "the mesh was stopped: by client" in told
-        assert "64×64 float32" in told
-        assert "live" not in told
-        assert "the last cell" not in told
+    for text in (repr(shown(stopped)), tensors_html(shown(stopped))):
+        assert "2 tensors, lost" in text
+        assert "the mesh was stopped: by client" in text
+        assert "64×64 float32" in text
+        assert "live" not in text
+        assert "the last cell" not in text
     healed = summary_of("tensors", LAYOUT, live, [], [], lost_numbers={2: "a process has ended"})
     assert (healed.gone, healed.largest, [row.lost for row in healed.rows]) == (1, 4096, [False, True])
     assert "1 of them lost" in repr(shown(healed))
@@ -121,21 +121,21 @@ def shown(summary: Summary, *, waits: bool = False) -> TensorListing:
 
 def test_text_and_html_tell_the_same() -> None:
     summary = summed(
-        [LiveTensor(1, meta(64, 64, placed=(Partial(), Shard(1))), HERE), LiveTensor(2, meta(5, 7), HERE)],
+        [LiveTensor(1, meta(64, 64, placed=(Partial(), Shard(1))), LINE), LiveTensor(2, meta(5, 7), LINE)],
         [moved(7, "all_reduce", 3, 3 << 20)],
-        [Synchronised(HERE, "item", 3)],
+        [Synchronised(LINE, "item", 3)],
     )
     tensors = shown(summary)
     text, html = repr(tensors), tensors_html(tensors)
-    for told in (
+    for part in (
         "64×64 float32",
         "Partial(sum) Shard(1)",
         "Cell In[3]:7",
         "3.00 MB in 3 all-reduces",
         "waited 3 times",
     ):
-        assert told in text
-        assert told in html
+        assert part in text
+        assert part in html
     assert "live: 0-3: 8.05 kB  4-5: 8.03 kB  6-7: 8.00 kB" in text
     assert "live by rank: 8.00 kB to 8.05 kB" in html
     waits = shown(summary, waits=True)
@@ -159,7 +159,7 @@ def test_a_module_is_a_table_of_its_parameters_with_their_pictures() -> None:
 
 
 def test_the_store_has_the_summary_until_the_mesh_is_gone() -> None:
-    cluster, record = ClusterState(), summed([LiveTensor(1, meta(8, 8), HERE)]).record
+    cluster, record = ClusterState(), summed([LiveTensor(1, meta(8, 8), LINE)]).record
     cluster.fold(e.TensorsSeen("1", record))
     assert cluster.take() == {"tensors": {"1": record}}
     cluster.fold(e.TensorsSeen("1", {}))
@@ -168,8 +168,8 @@ def test_the_store_has_the_summary_until_the_mesh_is_gone() -> None:
 
 
 def test_movements_of_one_line_are_kept_apart_by_operation() -> None:
-    one = Movement(summed(moves=[moved(7, "all_reduce", 1, 8)]).moved[0].line, "aten.add", "all-reduce", "data", 1, 8)
-    assert by_dimension([one, one]) == [("data", "all-reduce", 2, 16)]
+    move = Movement(summed(moves=[moved(7, "all_reduce", 1, 8)]).moved[0].line, "aten.add", "all-reduce", "data", 1, 8)
+    assert by_dimension([move, move]) == [("data", "all-reduce", 2, 16)]
 
 
 def test_names_come_from_variables_and_from_parameters_of_modules() -> None:
