@@ -145,9 +145,7 @@ def unread_answers(folder: Path, number: int, workers: Any) -> list[str]:
         except (DeviceMeshError, TimeoutError):
             continue
     answers = results(workers)
-    stored = {
-        tuple(value) for answer in answers for value in answer.values().values() if isinstance(value, (list, tuple))
-    }
+    stored = {tuple(value) for mesh in answers for value in mesh.values().values() if isinstance(value, (list, tuple))}
     answers.forget()
     return [
         f"rank {rank} answered {token}, which is lost"

@@ -80,12 +80,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def console(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Console]:
-    instance = Console(
-        tmp_path, SLURM_CONF=str(slurm.conf), XDG_STATE_HOME=str(tmp_path / "state"), MONARCH_NB_PRELOAD=""
-    )
-    yield instance
-    if instance.process.returncode is None:
-        instance.kill()
+    user = Console(tmp_path, SLURM_CONF=str(slurm.conf), XDG_STATE_HOME=str(tmp_path / "state"), MONARCH_NB_PRELOAD="")
+    yield user
+    if user.process.returncode is None:
+        user.kill()
     slurm.ask("scancel", "--user=root")
     until(lambda: slurm.ask("squeue", "-h") == "", "Slurm has tidied up", 60)
 
@@ -124,11 +122,9 @@ def test_requests_that_slurm_can_never_grant_are_refused_with_its_reason(slurm: 
         console.ask(
             f"from monarch_nb.job import SlurmJob\njob = SlurmJob({meshes}, {PYTHON!r}, {options})\njob.state(None)"
         )
-        pattern = re.compile(words)
-        until(
-            lambda pattern=pattern: pattern.search(console.ask("str(job.progress)")), "the progress says so", AT_ONCE_S
-        )
-        until(lambda pattern=pattern: pattern.search(console.said()), "it is said, though nobody asks", AT_ONCE_S)
+        find = re.compile(words).search
+        until(lambda find=find: find(console.ask("str(job.progress)")), "the progress says so", AT_ONCE_S)
+        until(lambda find=find: find(console.said()), "it is logged, though nobody asks", AT_ONCE_S)
         console.ask("job.kill()", AT_ONCE_S)
     assert console.said().count("for ever") == len(requests), "once each"
     with pytest.raises(RuntimeError, match=r"sbatch: .*gres"):

@@ -170,9 +170,7 @@ procs = hosts.spawn_procs(name='pair')
 trainers = procs.spawn('trainers', Trainer)
 trainers.join.call().get(90).values()
 """
-WHY = (
-    "[[finding.kind, finding.ranks, finding.sure, finding.text] for finding in monarch_nb.diagnose(trainers).findings]"
-)
+FINDINGS = "[[item.kind, item.ranks, item.sure, item.text] for item in monarch_nb.diagnose(trainers).findings]"
 
 
 def test_a_hang_over_two_machines_is_explained_and_ended(machines: Machines, console: Console, tmp_path: Path) -> None:
@@ -183,7 +181,7 @@ def test_a_hang_over_two_machines_is_explained_and_ended(machines: Machines, con
     console.ask(f"call = trainers.reduce.call({str(pipe)!r})\nNone")
 
     def is_found(kind: str, ranks: list[int], sure: bool, words: str) -> bool:
-        findings = console.ask(WHY)
+        findings = console.ask(FINDINGS)
         return bool(findings) and findings[0][:3] == [kind, ranks, sure] and words in findings[0][3]
 
     missing = "hosts=1 has not begun all_reduce no. 1 (actors.py:"
@@ -192,7 +190,7 @@ def test_a_hang_over_two_machines_is_explained_and_ended(machines: Machines, con
     until(lambda: is_found("stopped", [1], True, "stopped by a signal"), "the stopped rank is named", 60)
     os.kill(pids[1], signal.SIGCONT)
     machines.network.pull(2)
-    until(lambda: bool(console.ask(WHY)) and console.ask(WHY)[0][1] == [1], "the rank that is cut off is named", 60)
+    until(lambda: [entry[1] for entry in console.ask(FINDINGS)][:1] == [[1]], "the rank that is cut off is named", 60)
     machines.network.plug(2)
     until(lambda: is_found("missing_from_collective", [1], True, missing), "the missing rank is named again", 60)
     assert console.ask("abort(trainers).ended").startswith("ended: trainers.reduce()")

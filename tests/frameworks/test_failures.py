@@ -35,9 +35,9 @@ def kernel() -> Iterator[Notebook]:
 
 @pytest.fixture(params=TRAININGS, ids=lambda training: training.name)
 def training(request: pytest.FixtureRequest) -> Training:
-    found: Training = request.param
-    need(*found.packages)
-    return found
+    value: Training = request.param
+    need(*value.packages)
+    return value
 
 
 @pytest.fixture

@@ -118,10 +118,8 @@ def buckets() -> str:
             assert reference is not None
             close(reference, gradient, 1e-3)
         backends = mesh.execute(_backend).values()
-        reduced = [move for move in mesh.stream.table.movements() if "reduce" in move.collective]
-        return (
-            f"{len(gradients)} gradients of 32 MB equal; by {set(backends)}; {sum(move.count for move in reduced)} sums"
-        )
+        sums = sum(move.count for move in mesh.stream.table.movements() if "reduce" in move.collective)
+        return f"{len(gradients)} gradients of 32 MB equal; by {set(backends)}; {sums} sums"
     finally:
         procs.stop().get(20)
 

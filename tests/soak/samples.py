@@ -32,25 +32,27 @@ class Samples:
             self.counts.setdefault((name, quantity), []).append(count)
 
     def grown(self) -> list[str]:
-        """Quantities that grew by more than allocators breathe, after the first third of the run, in which all warms up."""
+        """Quantities that grew by more than allocators breathe, after the first third of the run, the warm-up."""
         lines = []
-        for (name, quantity), counts in self.counts.items():
+        for (name, kind), counts in self.counts.items():
             steady = counts[len(counts) // WARM :]
             growth = slope(steady) * (len(steady) - 1)
-            if growth > SLACK[quantity]:
+            if growth > SLACK[kind]:
                 lines.append(
-                    f"{quantity} of {name}: by {growth:,.0f} in {len(steady)} rounds, {slope(steady):,.1f} a round"
+                    f"{kind} of {name}: by {growth:,.0f} in {len(steady)} rounds, {slope(steady):,.1f} a round"
                 )
         return lines
 
     def table(self) -> str:
         """First, middle, last and highest counts, and the growth in a hundred rounds after the warm-up."""
         lines = [f"{'':25} {'first':>8} {'middle':>8} {'last':>8} {'most':>8} {'per 100 rounds':>15}"]
-        for (name, quantity), counts in self.counts.items():
-            unit = MEGABYTE if quantity == "memory" else 1
+        for (name, kind), counts in self.counts.items():
+            unit = MEGABYTE if kind == "memory" else 1
             first, middle, last = (counts[index] / unit for index in (0, len(counts) // 2, -1))
             growth = 100 * slope(counts[len(counts) // WARM :]) / unit
-            shown = f"{name:12} {quantity:12} {first:8.1f} {middle:8.1f} {last:8.1f} {max(counts) / unit:8.1f} {growth:+15.2f}"
+            shown = (
+                f"{name:12} {kind:12} {first:8.1f} {middle:8.1f} {last:8.1f} {max(counts) / unit:8.1f} {growth:+15.2f}"
+            )
             lines.append(shown)
         return "\n".join(lines)
 
