@@ -33,15 +33,13 @@ class Samples:
 
     def grown(self) -> list[str]:
         """Quantities that grew by more than allocators breathe, after the first third of the run, the warm-up."""
-        lines = []
+        rows = []
         for (name, kind), counts in self.counts.items():
             steady = counts[len(counts) // WARM :]
             growth = slope(steady) * (len(steady) - 1)
             if growth > SLACK[kind]:
-                lines.append(
-                    f"{kind} of {name}: by {growth:,.0f} in {len(steady)} rounds, {slope(steady):,.1f} a round"
-                )
-        return lines
+                rows.append(f"{kind} of {name}: by {growth:,.0f} in {len(steady)} rounds, {slope(steady):,.1f} a round")
+        return rows
 
     def table(self) -> str:
         """First, middle, last and highest counts, and the growth in a hundred rounds after the warm-up."""
