@@ -104,7 +104,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Names modules that were not collected."""
     if version := too_old_for_tensors():
         since = ".".join(map(str, TENSORS_SINCE))
-        terminalreporter.write_line(f"NOT TESTED FOLDER: sharded tensors need PyTorch {since}, and this is {version}")
+        terminalreporter.write_line(f"NOT TESTED HERE: sharded tensors need PyTorch {since}, and this is {version}")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

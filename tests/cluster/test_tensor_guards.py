@@ -60,7 +60,7 @@ def test_operations_that_plain_dtensor_cannot_do_are_right(outcomes: Outcomes, n
 
 
 def test_plain_dtensor_loses_a_write_through_rows(outcomes: Outcomes) -> None:
-    plain, _ = outcomes["a write through rows of a tensor cut by rows"]  # for handles see test_tensor_equal.py
+    plain, _ = outcomes["a write through rows of a tensor cut by rows"]  # of handles: test_tensor_equal.py
     assert plain in ("wrong", "right")
 
 

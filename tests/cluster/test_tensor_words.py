@@ -39,7 +39,7 @@ def test_redistribute_takes_placements_by_name_and_after_the_mesh(mesh: Mesh) ->
         assert result.placements == expected
         assert torch.equal(result.full_tensor(), matrix())
     assert t.redistribute(placements=t.placements) is t
-    with pytest.raises(TypeError, match=r"say how it is to be result, once: redistribute\(placements="):
+    with pytest.raises(TypeError, match=r"say how it is to be placed, once: redistribute\(placements="):
         t.redistribute()
     with pytest.raises(TypeError, match="once"):
         t.redistribute([None, "tp"], expected)

@@ -81,7 +81,7 @@ def judge_compiled(
 
 
 class _Calls:
-    """Calls of a program, whose inputs are the same before each. Other inputs belong to the step itself."""
+    """Calls of a program, whose inputs are the same before each. Those that are no arguments belong to the step."""
 
     def __init__(self, program: Program, mesh: Mesh, arguments: set[str], backend: str = "") -> None:
         self._program, self._mesh = program, mesh

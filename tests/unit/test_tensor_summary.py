@@ -95,7 +95,7 @@ def test_ranks_report_busy_time_in_the_cell_and_their_memory() -> None:
         assert line in text
         assert line in html
     assert summary.live[7] == 7 << 20  # as measured
-    assert summary_of("tensors", LAYOUT, [], [], [], used=used, cell=3).busy == ()  # it is of movements
+    assert summary_of("tensors", LAYOUT, [], [], [], used=used, cell=3).busy == ()  # it counts movements only
 
 
 def test_tensors_of_lost_meshes_are_listed_with_the_reason() -> None:
