@@ -49,7 +49,7 @@ class _PrivateLoader(Loader):
         """Runs nothing."""
 
     def get_code(self, name: str) -> "CodeType | None":
-        """The code for `python -m`: that of the first home."""
+        """Returns the code for `python -m`: that of the first home."""
         home = importlib.import_module(f"{_REAL}.compat").ALIASES[name][0]
         spec = importlib.util.find_spec(home)
         assert spec is not None

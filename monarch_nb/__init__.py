@@ -1,7 +1,7 @@
 """One notebook kernel as the single controller of a cluster.
 
 Users write `import monarch` and `from monarch.actor import Actor, endpoint`; `monarch.X` and `monarch_nb.X` are the
-same modules. Everything here is imported when it is first used, so `import monarch_nb` costs next to nothing.
+same modules. Each name is imported when it is first used, so `import monarch_nb` costs next to nothing.
 """
 
 import importlib
@@ -102,7 +102,7 @@ __all__ = [
     "watch",
 ]
 
-# Public names and the module that each lives in.
+# Public names and the modules that define them.
 _HOMES = {
     "Extent": "monarch_nb.shape",
     "Future": "monarch_nb.actor",
@@ -149,7 +149,7 @@ _HOMES = {
     "watch": "monarch_nb.diagnosis",
 }
 
-# Public modules, also reached as attributes without an import of their own.
+# Public modules, which are also attributes without an import of their own.
 _MODULES = frozenset(
     {
         "actor",
@@ -180,9 +180,9 @@ def __getattr__(name: str) -> Any:
         try:
             return importlib.import_module(path)
         except ModuleNotFoundError as error:
-            if error.name != path:  # the module is there, something that it needs is not
+            if error.name != path:  # the module exists, but one of its imports is missing
                 raise
-    if name.startswith("_"):  # what tools look for
+    if name.startswith("_"):  # a name that tools look up
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     reason = importlib.import_module(f"{__name__}.compat").missing_part(f"monarch.{name}")
     raise AttributeError(reason or f"module {__name__!r} has no attribute {name!r}")
@@ -193,10 +193,10 @@ def __dir__() -> list[str]:
 
 
 class _Missing:
-    """The last finder of the import system: what of `monarch` nobody has found says whether it is not there yet.
+    """The last finder of the import system: raises NotYetError for parts of `monarch` that this version lacks.
 
-    To look such a name up (`hasattr`, `getattr`) is an AttributeError, as programs expect; `from monarch import name`
-    then asks for a module of that name, and gets an ImportError with its text from here.
+    For an attribute (`hasattr`, `getattr`) such a name is an AttributeError, as programs expect; `from monarch import
+    name` then looks for a module of that name, and raises the ImportError with the text from this finder.
     """
 
     @staticmethod
@@ -219,17 +219,17 @@ _package.set_becoming(_become_controller)
 
 
 def load_ipython_extension(ip: "InteractiveShell") -> None:
-    """Load the notebook side: `%load_ext monarch`, or `%load_ext monarch_nb` anywhere."""
+    """Loads the notebook side: `%load_ext monarch`, or `%load_ext monarch_nb` anywhere."""
     if f"{__name__}.mesh" not in sys.modules:  # the host agent starts while the rest is imported
         importlib.import_module(f"{__name__}.host.ahead").start_ahead()
     _kernel_side().load_ipython_extension(ip)
 
 
 def unload_ipython_extension(ip: "InteractiveShell") -> None:
-    """Take the notebook side out of this kernel again."""
+    """Removes the notebook side from this kernel."""
     _kernel_side().unload_ipython_extension(ip)
 
 
 def _kernel_side() -> Any:
-    # The one place where the library reaches up to the kernel's side, and only when the kernel asks.
+    # The only place where the library imports the kernel's side, and only when the kernel requests it.
     return importlib.import_module("monarch_kernel")

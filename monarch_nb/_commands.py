@@ -53,11 +53,11 @@ def exec_on_job(
     script: str | None = None,
     per_host: dict[str, int] | None = None,
 ) -> int:
-    """Runs a command on hosts of the current job; its largest exit status. Blocks.
+    """Runs a command on hosts of the current job; returns its largest exit status. Blocks.
 
-    On the first host of the first mesh, or at `point_str` ("hosts=1") of it, with the output here; on a mesh, or on all
-    of them with `run_all`, with the output in files there. `script` is a file for bash to run, "-" for stdin; `env` has
-    NAME=VALUE; with `kill` the job ends afterwards. Raises ValueError for what is no such text, and for another mesh.
+    Runs on the first host of the first mesh, or at `point_str` ("hosts=1") of it, with the output here; on a mesh, or
+    on all with `run_all`, with the output in files there. `script` is a file for bash to run, "-" for stdin; `env` has
+    NAME=VALUE; `kill` ends the job afterwards. Raises ValueError for any other text, and for an unknown mesh.
     """
     variables = _environment(env)
     if script is not None:
@@ -93,7 +93,7 @@ def shell_on_job(
     workdir: str | None = None,
     kill: bool = False,
 ) -> int:
-    """A shell on a host of the current job, by default the first; its exit status. Errors as of `exec_on_job`."""
+    """Opens a shell on a host of the current job, by default the first; returns its exit status; see `exec_on_job`."""
     variables = _environment(env)
     point = None if point_str is None else _point(point_str)
     job = load_current_job()
@@ -107,25 +107,25 @@ def shell_on_job(
 
 
 def kill(server_handle: str) -> None:
-    """Ends a job, by `kind:///id`, its id or its name in monarch.toml. Raises LookupError for one that does not run."""
+    """Ends a job, by `kind:///id`, its id or its name in monarch.toml. Raises LookupError if it does not run."""
     find_job(server_handle.rpartition("/")[2]).kill()
 
 
 def kill_and_confirm(server_handle: str, timeout_after_kill: int = 300) -> None:
-    """The same: `kill` has waited for the engine's word already."""
+    """As `kill`, which already waits until the engine has confirmed the end."""
     kill(server_handle)
 
 
 def context_create(name: str) -> None:
-    """Makes a folder for another job of this folder."""
+    """Creates a folder for another job of this folder."""
     _context(name).mkdir(parents=True, exist_ok=True)
     _say(f"Created context '{name}'")
 
 
 def context_use(name: str) -> None:
-    """From now on jobs of this folder are kept there, and found there."""
+    """Makes a context the place of this folder's jobs from now on."""
     link = Path(DEFAULT_JOB_PATH)
-    if link.exists() and not link.is_symlink():  # from before there were contexts
+    if link.exists() and not link.is_symlink():  # written before contexts existed
         _context(_DEFAULT).mkdir(parents=True, exist_ok=True)
         link.rename(_context(_DEFAULT) / _STATE)
     _context(name).mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def context_use(name: str) -> None:
 
 
 def context_rm(name: str) -> None:
-    """Removes a context, and ends the job that is kept there."""
+    """Removes a context and ends its job."""
     with contextlib.suppress(FileNotFoundError):
         job_load(str(_context(name) / _STATE)).kill()
     current = _current()
@@ -146,7 +146,7 @@ def context_rm(name: str) -> None:
 
 
 def context_ls() -> None:
-    """Lists the contexts, with a mark at the one in use."""
+    """Lists the contexts and marks the current one."""
     folder = Path(MONARCH_DIR)
     names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     for name in names:

@@ -1,4 +1,4 @@
-"""Modules that are changed once the program has imported them: nothing is imported for it."""
+"""Hooks that change modules once the program has imported them; the hooks import nothing themselves."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ Change = Callable[[Any], None]
 
 
 class _Finder:
-    """Asks the other finders, and changes what their loaders have executed."""
+    """A finder that delegates to the other finders, and applies a change after a module's code was executed."""
 
     def __init__(self) -> None:
         self.changes: dict[str, Change] = {}
@@ -43,7 +43,7 @@ _finder = _Finder()
 
 
 def when_imported(name: str, change: Change) -> None:
-    """Calls `change` with a module, now where it is there already, and each time that it is executed from now on."""
+    """Calls `change` with a module: now if it is imported already, and after each later execution of the module."""
     _finder.changes[name] = change
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

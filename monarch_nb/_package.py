@@ -1,7 +1,7 @@
-"""What any layer may use of the package itself: its version and home page, names that are imported at their first use,
-errors about parts that are not there yet, and how a process becomes a controller. Imports nothing of the project.
+"""The package's own data and helpers, for every layer: version and home page, names that are imported at first use,
+errors about missing parts, and the way a process becomes a controller. Imports nothing of the project.
 
-Texts that lead to a page lead to the home page: who has installed a wheel has no other copy.
+Error texts link to the home page, since a user who has installed a wheel has no other copy of the pages.
 """
 
 import importlib
@@ -14,15 +14,15 @@ HOMEPAGE = "https://github.com/monarch-nb/monarch-nb"
 
 
 def page(name: str) -> str:
-    """The address of a page of docs/, or of a heading there: `manual/hosts.md#who-is-trusted`.
+    """Returns the address of a page of docs/, or of a heading of one: `manual/hosts.md#who-is-trusted`.
 
-    A test holds all that the code leads to against the pages and headings that there are.
+    A test compares all addresses in the code with the existing pages and headings.
     """
     return f"{HOMEPAGE}/blob/main/docs/{name}"
 
 
 def more(name: str) -> str:
-    """A last line for the text of an error: where the page is that explains it."""
+    """Returns the last line of an error text: the address of the page that explains the error."""
     return f"\nMore: {page(name)}"
 
 
@@ -32,8 +32,8 @@ PAGE = page("compatibility.md")
 class NotYetError(ModuleNotFoundError):
     """A part of torchmonarch that this version does not have; the text says which, and where to read on.
 
-    `name` is the package that lacks it. Were it the part itself, `from package import part` would take this error for
-    a plain missing module and leave its text out.
+    `name` is the package that lacks the part. With the part's own name, `from package import part` would take this
+    error for a plain missing module and leave its text out.
     """
 
 
@@ -45,16 +45,16 @@ def sentence(subject: str, part: str, instead: str = "") -> str:
 
 
 def refuse(subject: str, part: str, instead: str = "") -> NoReturn:
-    """Raises NotImplementedError for the use of something that is there in name only."""
+    """Raises NotImplementedError for the use of a name without an implementation."""
     raise NotImplementedError(sentence(subject, part, instead))
 
 
-# How a process that is part of nothing yet becomes a controller: the top package says it.
+# Makes a process outside any cluster a controller; set by the top package.
 _become: Callable[[], None] | None = None
 
 
 def set_becoming(become: Callable[[], None]) -> None:
-    """`become` makes this process a controller, and installs it."""
+    """Sets the function that makes this process a controller and installs it."""
     global _become
     _become = become
 
@@ -66,7 +66,7 @@ def become_controller() -> None:
 
 
 def lazy_names(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: `homes` has its modules, and which of its public names each of them holds."""
+    """Returns the `__getattr__` of a package; `homes` maps its modules to the public names that each defines."""
     home_of = {name: home for home, names in homes.items() for name in names}
 
     def look_up(name: str) -> Any:

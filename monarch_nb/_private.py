@@ -1,4 +1,4 @@
-"""Folders and files of this user alone: what is checked is what was opened, so that nobody can put another there."""
+"""Folders and files of this user alone. The opened file itself is checked, so that no other can replace it."""
 
 import contextlib
 import os
@@ -10,10 +10,10 @@ _OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CL
 
 
 def open_private(folder: Path) -> int:
-    """A descriptor of a folder that belongs to this user and that nobody else can enter; to be closed.
+    """Returns a descriptor of a folder that belongs to this user and that nobody else can enter; the caller closes it.
 
-    No link is followed, and nothing is waited for. Raises FileNotFoundError where there is nothing, and PermissionError
-    for anything else that is there.
+    Follows no link and does not wait. Raises FileNotFoundError where nothing exists, and PermissionError for any other
+    file or folder.
     """
     try:
         fd = os.open(folder, _OPENED)
@@ -33,7 +33,7 @@ def open_private(folder: Path) -> int:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is there, is this user's own, and nobody else can enter it."""
+    """Returns whether a folder exists, belongs to this user, and can be entered by nobody else."""
     try:
         os.close(open_private(folder))
     except OSError:
@@ -42,7 +42,7 @@ def is_private(folder: Path) -> bool:
 
 
 def read_private(path: Path) -> bytes:
-    """Returns the content of a file that nobody else can read or has written. Follows no link, and waits for nothing.
+    """Returns the content of a file that nobody else can read or has written. Follows no link, and does not wait.
 
     Raises PermissionError for any other file, and OSError.
     """
@@ -55,7 +55,7 @@ def read_private(path: Path) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Puts a file there that only this user can read, whole or not at all. Raises OSError."""
+    """Writes a file that only this user can read, whole or not at all. Raises OSError."""
     fd, draft = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")  # mode 0600
     try:
         with os.fdopen(fd, "wb") as file:
@@ -69,7 +69,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 def _objection(folder: Path) -> str:
     with contextlib.suppress(OSError):
-        return _wrong(folder, folder.lstat())  # not stat: a link that somebody put there leads anywhere
+        return _wrong(folder, folder.lstat())  # not stat, which would follow a link
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Command lines of torchrun: in a terminal, in a cell, and as jobs, with the machines of one."""
+"""Command lines of torchrun: in a terminal, in a cell, and as jobs with machines."""
 
 import argparse
 import sys
@@ -14,10 +14,10 @@ from monarch_nb.spmd import SPMDActor, SPMDProgram, begin, machine_size
 __all__ = ["SPMDJob", "TorchrunCommand", "main", "serve"]
 
 _WORKERS = "workers"  # the mesh of such a job
-_KINDS = {"local": "process", "local_cwd": "process", "": "process"}  # as torchx calls them
+_KINDS = {"local": "process", "local_cwd": "process", "": "process"}  # torchx's names of schedulers
 _FLAGS = ("standalone", "module", "no-python", "run-path", "use-agent-store")
 _TAKEN = ("nproc-per-node", "nnodes")
-_THIS_MACHINE = ("auto", "cpu", "gpu")  # in place of the number of processes
+_THIS_MACHINE = ("auto", "cpu", "gpu")  # allowed instead of the number of processes
 _VALUED = (
     "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "max-restarts", "monitor-interval", "start-method", "role",
     "log-dir", "redirects", "tee", "node-rank", "master-addr", "master-port", "local-addr", "logs-specs",
@@ -32,7 +32,7 @@ class SPMDJob(JobTrait):
     def __init__(self, job: JobTrait, script: Sequence[str], processes: int) -> None:
         super().__init__()
         self._inner = job
-        self._failed: ProcMesh | None = None  # of the last run, for whoever looks into its frames
+        self._failed: ProcMesh | None = None  # of the last run, whose frames can still be opened
         self._saved = ""
         self._script = list(script)
         self._processes = processes  # on each host
@@ -52,7 +52,7 @@ class SPMDJob(JobTrait):
         return self._inner.state(None)
 
     def can_run(self, spec: JobTrait) -> bool:
-        """A job with the same script, whose hosts run and are what is asked for."""
+        """Returns whether this job has the same script and processes, and its hosts run and match those of `spec`."""
         if not isinstance(spec, SPMDJob) or (self._script, self._processes) != (spec._script, spec._processes):
             return False
         return self._inner.can_run(spec._inner)
@@ -69,8 +69,8 @@ class SPMDJob(JobTrait):
     def run_spmd(self) -> bool:
         """Runs the script on all processes, as torchrun would, and blocks until it has ended everywhere.
 
-        Gives True; raises what the script raises on a rank. Further calls run it again, in new processes. Those of a
-        run that failed live until then, so that `%mpm` can open their frames.
+        Returns True; raises what the script raises on a rank. Further calls run it again, in new processes. Those of a
+        failed run live until then, so that `%mpm` can open their frames.
         """
         running = self._running
         job = running if isinstance(running, SPMDJob) else self
@@ -91,13 +91,13 @@ class SPMDJob(JobTrait):
 
 
 def serve(app: object, scheduler: str = "local", scheduler_cfg: Mapping[str, object] | None = None) -> SPMDJob:
-    """The job of a torchrun command line: `serve(["torchrun", "--nnodes=2", "--nproc-per-node=4", "train.py"])`.
+    """Returns the job of a torchrun line: `serve(["torchrun", "--nnodes=2", "--nproc-per-node=4", "train.py"])`.
 
-    It is applied: its hosts are asked for. `scheduler` is a kind of jobs (`"slurm"`, `"ray"`, `"process"`…;
-    `"local"` is processes of this machine), `scheduler_cfg` what that kind takes. In place of the list an AppDef of
-    torchx, with one role, is understood by its entrypoint, arguments and number of replicas. What torchrun would use to
-    find other nodes (`--rdzv-…`, `--master-…`) is left out: the job knows them.
-    Raises ValueError for what is no such command line, LookupError for a scheduler that is not there, EngineError.
+    The job is applied: its hosts are requested. `scheduler` is a kind of jobs (`"slurm"`, `"ray"`, `"process"`…;
+    `"local"` is processes of this machine), `scheduler_cfg` its arguments. Instead of the list, an AppDef of torchx
+    with one role is accepted, and read by its entrypoint, arguments and number of replicas. Options for finding other
+    nodes (`--rdzv-…`, `--master-…`) are ignored: the job knows the nodes. Raises ValueError for any other command line,
+    LookupError for an unknown scheduler, EngineError.
     """
     words, hosts = _words(app)
     command = TorchrunCommand.read(words)
@@ -109,7 +109,7 @@ def serve(app: object, scheduler: str = "local", scheduler_cfg: Mapping[str, obj
 
 
 def _words(app: object) -> tuple[list[str], int]:
-    """A command line, and on how many hosts it is wanted."""
+    """Returns the command line, and the number of hosts that it is wanted on."""
     if isinstance(app, Sequence) and not isinstance(app, str):
         return list(app), 1
     roles: Any = getattr(app, "roles", ())
@@ -123,13 +123,13 @@ class TorchrunCommand(Struct, frozen=True):
     """A parsed command line of torchrun."""
 
     script: tuple[str, ...]  # as `SPMDProgram.read` takes it
-    hosts: int = 0  # 0: not said
-    procs: int = 0  # on each host; 0: not said
-    left_out: tuple[str, ...] = ()  # options that mean nothing on a mesh
+    hosts: int = 0  # 0: not given
+    procs: int = 0  # on each host; 0: not given
+    left_out: tuple[str, ...] = ()  # options without a meaning on a mesh
 
     @classmethod
     def read(cls, words: Sequence[str], *, local: bool = False) -> "TorchrunCommand":
-        """Reads a line that begins with torchrun; `here` for one of this machine, whose size is known.
+        """Reads a line that begins with torchrun; `local` for a line of this machine, whose size is known.
 
         Raises ValueError.
         """

@@ -1,6 +1,6 @@
 """The actor API: `from monarch.actor import Actor, endpoint, this_host`.
 
-What declares actors is here from the start; what makes this process a controller is imported when it is first used.
+The names that declare actors are imported at once; those that make this process a controller at their first use.
 """
 
 import importlib
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 else:
     from monarch_nb.runtime import Actor, concurrent_endpoint, endpoint
 
-    # The other public names: the package that each lives in. What is named nowhere is of `monarch_nb.mesh`.
+    # The other public names, by the package that defines them. Names without an entry are in `monarch_nb.mesh`.
     _HOMES = {
         "monarch_nb.connect": (
             "AttachError",
@@ -89,7 +89,7 @@ else:
         "monarch_nb.lifecycle": (
             "get_or_spawn_controller",
             "heal_mesh",
-            "unhandled_fault_hook",  # called with a MeshFailure that nobody has handled; assign one to replace it
+            "unhandled_fault_hook",  # called with an unhandled MeshFailure; replaced by assignment
         ),
         "monarch_nb.supervision": ("MeshFailure", "SupervisionError", "UndeliverableMessageEnvelope"),
         "monarch_nb.telemetry": ("get_meter", "span", "traced"),
@@ -102,7 +102,7 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = importlib.import_module(_HOME_OF.get(name, "monarch_nb.mesh"))
         value = getattr(home, _NAME_THERE.get(name, name))
-        if name != "unhandled_fault_hook":  # what stands here is what a program has put here
+        if name != "unhandled_fault_hook":  # a value here is one that a program has assigned
             globals()[name] = value
         return value
 
@@ -112,15 +112,15 @@ else:
 
 set_hook_lookup(lambda: globals().get("unhandled_fault_hook"))
 
-__path__: list[str] = []  # a package to the import system: torchmonarch has a module in there
+__path__: list[str] = []  # a package to the import system: torchmonarch has a module inside it
 
 
 def this_host() -> "HostMesh":
-    """The host this process runs on, without dimensions."""
+    """Returns the host that this process runs on, without dimensions."""
     if started() is None and "monarch_nb.mesh" not in sys.modules:
         from monarch_nb.host.ahead import start_ahead
 
-        start_ahead()  # its agent, while the rest of the library is imported
+        start_ahead()  # starts the agent while the rest of the library is imported
     from monarch_nb.mesh import this_host as find
 
     return find()
@@ -132,26 +132,26 @@ def context() -> Context:
 
 
 def current_rank() -> Point:
-    """This message's place in the slice it was sent to."""
+    """Returns the place of this message in the slice that it was sent to."""
     return context().message_rank
 
 
 def current_size() -> dict[str, int]:
-    """The sizes of the slice this message was sent to."""
+    """Returns the sizes of the slice that this message was sent to."""
     extent = context().message_rank.extent
     return dict(extent)
 
 
 def current_actor_name() -> str:
-    """The name of the current actor, for people."""
+    """Returns the display name of the current actor."""
     return str(context().actor_instance.actor_id)
 
 
 def debug_controller() -> "DebugController":
-    """The actor, one for a program, that lists what is stopped in the debugger and takes commands for it.
+    """Returns the actor, one for a program, that lists threads stopped in the debugger and takes commands for them.
 
     `debug_controller().list.call_one().get()`. Works in any process of the program; `monarch.debug` is the same without
-    messages, for the client alone. Blocks for an answer of the client's process.
+    messages, for the client alone. Blocks until the client's process replies.
     """
     from monarch_nb.debug.actor import debug_controller as find
 

@@ -1,4 +1,4 @@
-"""The command `monarch-nb`: version, agents, jobs, meshes, findings, top, the doctor.."""
+"""The command `monarch-nb`: version, agents, jobs, meshes, findings, top, the doctor."""
 
 import argparse
 import importlib.util
@@ -24,7 +24,7 @@ The manual: {page("manual/README.md")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Does what the command line says; gives the exit status: 0, 1 where something is wrong, 2 for a wrong line."""
+    """Executes a command line; returns the exit status: 0, 1 for a problem that was found, 2 for a wrong line."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["agent"]:
         from monarch_nb.host.agent import main as agent
@@ -134,7 +134,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Check]]":
-    """The engine's word for each host of a job, and the legs of the ways to it until one is open."""
+    """Returns the engine's report on each host of a job, and the legs of the ways to it until one is open."""
     from monarch_nb import doctor
     from monarch_nb.job.named import find_job
     from monarch_nb.job.reopening import hosts_of_job

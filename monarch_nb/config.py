@@ -1,6 +1,6 @@
 """The configuration of this process and of those it starts: `from monarch.config import configure, configured`.
 
-What is set here reaches processes that are spawned later; those that run keep what they have.
+Values that are set here reach processes that are spawned later; running processes keep theirs.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ def configure(**values: Unpack[ConfigureArgs]) -> None:
     """Sets keys for this process and for processes that are spawned later.
 
     Durations are text ("30s", "1h 30m"), numbers of seconds or timedeltas. Raises ValueError for an unknown key,
-    TypeError for a value of another type; then nothing was set. A key that does nothing here is said once.
+    TypeError for a value of another type; then nothing was set. Warns once about a key that has no effect here.
     """
     settings.configure({**values})
 
 
 def get_global_config() -> dict[str, Any]:
-    """Every key with the value in force, durations as text; changing the dictionary changes nothing."""
+    """Returns every key with the value in force, durations as text; changing the dictionary changes nothing."""
     return settings.everything()
 
 
@@ -35,13 +35,13 @@ def get_runtime_config() -> dict[str, Any]:
 
 
 def clear_runtime_config() -> None:
-    """Forgets what this program has set; the environment and what the controller has handed on count again."""
+    """Removes the values that this program has set; those of the environment and of the controller count again."""
     settings.replace({})
 
 
 @contextlib.contextmanager
 def configured(**overrides: Unpack[ConfigureArgs]) -> Iterator[dict[str, Any]]:
-    """Sets keys for a `with` block, gives all keys as they are then, and puts back what was set before.
+    """Sets keys for a `with` block, yields all keys as they are then, and restores the earlier values.
 
     The configuration belongs to the process: other threads see it too.
     """

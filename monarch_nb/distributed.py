@@ -1,4 +1,4 @@
-"""Sharded tensors that feel local: `Mesh`, and what cuts tensors over it.
+"""Sharded tensors that are used like local ones: `Mesh`, and functions that distribute tensors over it.
 
 mesh = Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))
 t = monarch.distribute(torch.randn(1024, 1024), mesh, sharding_spec=["data_parallel", None])
@@ -145,7 +145,7 @@ def __getattr__(name: str) -> Any:
     except ImportError as error:
         torch = sys.modules.get("torch")
         if torch is None or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10):
-            raise  # something else is missing
+            raise  # another module is missing
         from monarch_nb.tensor.errors import too_old
 
         raise too_old(torch.__version__) from error
@@ -153,12 +153,12 @@ def __getattr__(name: str) -> Any:
 
 
 def distribute(tensor: "torch.Tensor", mesh: "Mesh", sharding_spec: Any = None) -> "MeshTensor":
-    """The tensor, cut over the processes of a mesh.
+    """Returns the tensor, sharded over the processes of a mesh.
 
-    `sharding_spec` has an entry for each dimension of the tensor: the name of the mesh dimension it is cut along, a
-    tuple of several, or None where it is whole. `["data_parallel", None]` cuts the rows; None alone puts a copy on each
-    process. PyTorch's placements are taken, too: `[Shard(0), Replicate()]`, one for each dimension of the mesh.
-    Does not block, but for large tensors until they are on their way. Raises ValueError for a spec that does not fit.
+    `sharding_spec` has an entry for each dimension of the tensor: the name of the mesh dimension that shards it, a
+    tuple of several, or None where it is whole. `["data_parallel", None]` shards the rows; None alone puts a copy on
+    each process. PyTorch's placements are accepted, too: `[Shard(0), Replicate()]`, one for each dimension of the mesh.
+    Blocks only for large tensors, until they are sent. Raises ValueError for a spec that does not fit.
     """
     return mesh.distribute(tensor, sharding_spec)
 
@@ -166,11 +166,11 @@ def distribute(tensor: "torch.Tensor", mesh: "Mesh", sharding_spec: Any = None) 
 def from_local(
     local_tensors: "torch.Tensor | Sequence[torch.Tensor] | ValueMesh[Any]", mesh: "Mesh", placements: Any
 ) -> "MeshTensor":
-    """The tensor of which each process of a mesh holds one of these local ones, as `t.local_shards()` gives them.
+    """Returns the tensor whose local tensors on the processes of a mesh are these, as `t.local_shards()` returns them.
 
-    One for each rank, or a tensor that all hold. `placements` say what they are of it, one for each dimension of the
-    mesh: pieces (`Shard(dim)`), copies, or parts of a sum (`Partial()`); or a sharding spec. Does not block, but for
-    large tensors until they are on their way. All ranks get all of them: have large parts made where they belong, by
+    `local_tensors` has one for each rank, or is one that all hold. `placements` has an entry for each dimension of the
+    mesh: shards (`Shard(dim)`), copies, or parts of a sum (`Partial()`); or is a sharding spec. Blocks only for large
+    tensors, until they are sent. All ranks receive all of them: create large parts where they belong, by
     `mesh.from_parts`. Raises ValueError where sizes do not fit together, or copies differ.
     """
     return mesh.from_local(local_tensors, placements)
@@ -179,17 +179,17 @@ def from_local(
 def compile(  # noqa: A001 - as torch.compile
     step: Callable[..., object] | None = None, *, backend: str = "python", check_every: int = 1000
 ) -> Any:
-    """A step on sharded tensors that is one message, and runs no Python, once it has done the same twice.
+    """Returns a step on sharded tensors that is one message, and runs no Python, once two runs were equal.
 
-    `step = monarch.compile(step)`, or a decorator. The first runs (three, as a rule) are as written; what they issue is
-    compared. Workers then run generated code: of the operations one by one (`backend="python"`), of a graph of them
-    (`"fx"`), compiled by PyTorch's inductor (`"inductor"`, which needs a C++ compiler there and takes a minute), or as
-    a CUDA graph (`"cudagraphs"`, on GPUs).
-    Every `check_every`-th call runs the Python again and compares; 0 never does. Arguments of other shapes or
-    placements, and other values of what the step reads where that can be seen, are captured anew.
+    `step = monarch.compile(step)`, or a decorator. The first runs (three, as a rule) are as written; the operations
+    that they issue are compared. Workers then run generated code: of the operations one by one (`backend="python"`), of
+    a graph of them (`"fx"`), compiled by PyTorch's inductor (`"inductor"`, which needs a C++ compiler there and takes a
+    minute), or as a CUDA graph (`"cudagraphs"`, on GPUs). Every `check_every`-th call runs the Python again and
+    compares; 0 never does. Arguments of other shapes or placements, and other values of what the step reads where a
+    change can be seen, are captured anew.
 
-    Raises CompileError where numbers change from call to call, with their line; a step that waits for values runs as it
-    is written, which a CompileWarning says once.
+    Raises CompileError where numbers change from call to call, with their line; a step that waits for values runs as
+    written, with one CompileWarning.
     """
     from monarch_nb.tensor.compiled.step import compile_step
 
@@ -204,15 +204,15 @@ def checkpoint(
     folder: str | None = "checkpoints",
     keep: int = 2,
 ) -> "Checkpoints":
-    """Checkpoints of a model on a mesh, or of a dictionary of tensors and values, and of its optimizer.
+    """Returns checkpoints of a model on a mesh, or of a dictionary of tensors and values, and of its optimizer.
 
-    `saves.step(n)` after each step saves each `every`-th; `saves.save(n)` saves at once; `saves.restore()` brings the
-    latest back, also on a mesh of another shape, and gives its step. `folder` is on the workers' disks: with several
-    hosts, one that all of them see. The `keep` latest stay. Does not block, and neither does a save. Raises ValueError
-    where nothing of it is sharded.
+    `saves.step(n)` after each step saves each `every`-th; `saves.save(n)` saves at once; `saves.restore()` restores the
+    latest, also on a mesh of another shape, and returns its step. `folder` is on the workers' disks: with several
+    hosts, a shared one. The `keep` latest stay. Does not block, and neither does a save. Raises ValueError if no
+    part of it is sharded.
 
-    With `folder=None`, the latest is a copy in the memory of the processes: a heal brings it back where each part of it
-    is also on a rank that lives. A save waits for the step then.
+    With `folder=None`, the latest is a copy in the memory of the processes: a heal restores it where each part of it is
+    also on a living rank. A save then waits for the step.
     """
     from monarch_nb.tensor.checkpoints import Checkpoints
 

@@ -1,8 +1,8 @@
-"""Lightning's `Trainer`, made where the controller is and run on the ranks of a mesh.
+"""Lightning's `Trainer`, created in the controller and run on the ranks of a mesh.
 
 `Trainer(strategy=MonarchStrategy(workers)).fit(model, data)` sends the trainer with its model to all ranks, runs it
-there in DistributedDataParallel, and has its state afterwards: weights, metrics, checkpoints' paths, counters.
-`MonarchModelParallelStrategy` does so with models that FSDP2 and tensor parallelism shard.
+there in DistributedDataParallel, and updates the local trainer: weights, metrics, checkpoints' paths, counters.
+`MonarchModelParallelStrategy` does the same for models that FSDP2 and tensor parallelism shard.
 """
 
 import os
@@ -32,7 +32,7 @@ except ImportError as error:
 
 __all__ = ["MonarchModelParallelStrategy", "MonarchStrategy"]
 
-END_S = 10.0  # for ranks that are interrupted to end
+END_S = 10.0  # time for interrupted ranks to end
 _OF_SHARDS = {  # arguments of Lightning's FSDPStrategy and ModelParallelStrategy
     *("auto_wrap_policy", "cpu_offload", "mixed_precision", "sharding_strategy", "state_dict_type", "device_mesh"),
     *("data_parallel_size", "tensor_parallel_size", "save_distributed_checkpoint", "activation_checkpointing_policy"),
@@ -40,7 +40,7 @@ _OF_SHARDS = {  # arguments of Lightning's FSDPStrategy and ModelParallelStrateg
 
 
 class _MeshEnvironment(ClusterEnvironment):
-    """The position of a rank in the world, by its process's environment; the controller counts as rank 0."""
+    """The position of a rank in the world, from its process's environment; the controller counts as rank 0."""
 
     def __init__(self, hosts: int = 1, per_host: int = 1) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _MeshEnvironment(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """True: the mesh has the processes."""
+        """True: the mesh has created the processes."""
         return True
 
     @property
@@ -63,29 +63,29 @@ class _MeshEnvironment(ClusterEnvironment):
 
     @staticmethod
     def detect() -> bool:
-        """False: it comes with the strategy."""
+        """Returns False: the strategy brings it."""
         return False
 
     def world_size(self) -> int:
-        """The number of ranks."""
+        """Returns the number of ranks."""
         return self.hosts * self.per_host
 
     def set_world_size(self, size: int) -> None:
         """Does nothing: the mesh has the size."""
 
     def global_rank(self) -> int:
-        """The rank of this process; 0 where the controller is."""
+        """Returns the rank of this process; 0 in the controller."""
         return int(os.environ.get("RANK", "0"))
 
     def set_global_rank(self, rank: int) -> None:
         """Does nothing: the mesh has the ranks."""
 
     def local_rank(self) -> int:
-        """The rank among those of a host."""
+        """Returns the rank among those of its host."""
         return int(os.environ.get("LOCAL_RANK", "0"))
 
     def node_rank(self) -> int:
-        """The number of the host."""
+        """Returns the number of the host."""
         return self.global_rank() // self.per_host
 
 
@@ -137,10 +137,10 @@ class _MeshStrategy(ParallelStrategy):
 class MonarchStrategy(_MeshStrategy, DDPStrategy):
     """Runs a `Trainer` on the ranks of a mesh, in DistributedDataParallel.
 
-    `Trainer(strategy=MonarchStrategy(workers))` uses all ranks of the mesh: its size counts, not `devices` and
-    `num_nodes`. Without a mesh it runs on `devices` processes of this machine, which stay for the next trainer. Further
+    `Trainer(strategy=MonarchStrategy(workers))` uses all ranks of the mesh, whatever `devices` and `num_nodes` are.
+    Without a mesh it runs on `devices` processes of this machine, which stay for the next trainer. Further
     arguments are those of `DDPStrategy`. The trainer, its model and its data are sent by pickle, with classes that a
-    notebook defines. `fit` and the like raise what ranks have raised, as an ActorError. Stop ends the training on all
+    notebook defines. `fit` and similar methods raise errors of ranks as ActorErrors. Stop ends the training on all
     ranks, and raises RuntimeError.
     """
 
@@ -157,9 +157,9 @@ class MonarchStrategy(_MeshStrategy, DDPStrategy):
 class MonarchModelParallelStrategy(_MeshStrategy, ModelParallelStrategy):
     """Runs a `Trainer` on the ranks of a mesh, with a model that its `configure_model` shards there.
 
-    It is for FSDP2 and tensor parallelism as `MonarchStrategy` is for DistributedDataParallel; further arguments are
+    This is for FSDP2 and tensor parallelism; see `MonarchStrategy` for the rest. Further arguments are
     those of `ModelParallelStrategy`: `MonarchModelParallelStrategy(workers, data_parallel_size=4,
-    tensor_parallel_size=2)`. After `fit` the weights are gathered tensor by tensor, and the model here has all of them.
+    tensor_parallel_size=2)`. After `fit` the weights are gathered tensor by tensor into the local model.
     """
 
 
@@ -176,7 +176,7 @@ class _Result:
 
 
 class _MeshLauncher(_Launcher):
-    """Runs a function of a trainer on all ranks of a mesh, and gives this trainer what that of rank 0 has then."""
+    """Runs a function of a trainer on all ranks of a mesh, and copies the state of rank 0's trainer to this one."""
 
     def __init__(self, mesh: ProcMesh | None) -> None:
         self._mesh = mesh
@@ -186,13 +186,13 @@ class _MeshLauncher(_Launcher):
 
     @property
     def is_interactive_compatible(self) -> bool:
-        """True: nothing is forked, and classes of a notebook are sent."""
+        """True: nothing is forked, and classes of a notebook are sent along."""
         return True
 
     def launch(
         self, function: Callable[..., object], *args: object, trainer: pl.Trainer | None = None, **more: object
     ) -> object:
-        """Runs it and blocks. Raises ActorError with what ranks have raised; RuntimeError if it is interrupted, or if a
+        """Runs a function and blocks. Raises ActorError with errors of ranks; RuntimeError if it is interrupted, or a
         trainer is to fit twice."""
         if self._is_on_rank:
             return function(*args, **more)
@@ -207,7 +207,7 @@ class _MeshLauncher(_Launcher):
         running = mesh.run(_run_on_rank, trainer, partial(function, *args, **more))
         try:
             result = next(iter(running.get().values()))
-        except KeyboardInterrupt:  # of which Lightning would make an exit, and ignore Stop from then on
+        except KeyboardInterrupt:  # Lightning would turn it into an exit, and ignore Stop from then on
             raise RuntimeError(_interrupted(mesh, running)) from None
         if not isinstance(result, _Result) or trainer is None:
             return result
@@ -223,7 +223,7 @@ class _MeshLauncher(_Launcher):
 
 
 def _interrupted(mesh: ProcMesh, running: Future[ValueMesh[object]]) -> str:
-    """Interrupts the ranks, and returns whether they have ended then."""
+    """Interrupts the ranks; returns a text that says whether they have ended."""
     interrupt(mesh)
     name = state_of(mesh).name
     try:
@@ -255,7 +255,7 @@ def _run_on_rank(trainer: pl.Trainer | None, function: Callable[[], object]) -> 
 
 
 def _gathered(weights: Mapping[str, object], is_wanted: bool) -> dict[str, object]:
-    """Whole tensors in the host's memory, one after the other. All ranks call it; those that want none keep none."""
+    """Returns whole tensors in the host's memory, gathered one by one. All ranks call it; only some keep the result."""
     gathered: dict[str, object] = {}
     for name, tensor in weights.items():
         value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -265,7 +265,7 @@ def _gathered(weights: Mapping[str, object], is_wanted: bool) -> dict[str, objec
 
 
 def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
-    return list(vars(trainer)["callbacks"])  # which Lightning sets without declaring it
+    return list(vars(trainer)["callbacks"])  # set by Lightning, but not declared
 
 
 def _restore(trainer: pl.Trainer, result: _Result) -> None:
@@ -276,7 +276,7 @@ def _restore(trainer: pl.Trainer, result: _Result) -> None:
     trainer.callback_metrics.update(result.metrics)
     for callback in _callbacks(trainer):
         if state := result.callbacks.get(callback.state_key):
-            if getattr(callback, "dirpath", "") is None:  # of checkpoints, which the ranks have chosen
+            if getattr(callback, "dirpath", "") is None:  # the folder of checkpoints, chosen by the ranks
                 vars(callback)["dirpath"] = state.get("dirpath")
             callback.load_state_dict(dict(state))
     if result.progress:

@@ -1,4 +1,4 @@
-"""Programs written for torchrun, on a proc mesh: run as torchrun runs them, or with its environment alone."""
+"""Programs written for torchrun, on a proc mesh: run as torchrun runs them, or only given its environment."""
 
 import contextlib
 import importlib.util
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 _NAME = "_SPMDActor"
-_MOST_ON_CPU = 8  # processes of a program on this machine, unless more are asked for
+_MOST_ON_CPU = 8  # processes of a program on this machine, unless a number is given
 _began = 0.0  # wall clock: when the last program began in this process
-_own: list[ProcMesh] = []  # the mesh of programs that name none, and are run by a script
+_own: list[ProcMesh] = []  # the mesh of programs that name none and are run by a script
 
 
 class WorldPosition(Struct, frozen=True):
-    """The position of a process among those of a mesh, as torchrun counts: the last dimension is that of a host."""
+    """The position of a process in a mesh, as torchrun counts: the last dimension is the processes of a host."""
 
     rank: int
     size: int
@@ -55,15 +55,15 @@ class WorldPosition(Struct, frozen=True):
 
     @classmethod
     def of(cls, point: Point) -> "WorldPosition":
-        """The position of a point of a mesh."""
+        """Returns the position of a point of a mesh."""
         labels = point.extent.labels
         local = (point[labels[-1]], point.extent[labels[-1]]) if labels else (0, 1)
         return cls(point.rank, point.extent.nelements, *local)
 
     def set(self, master: tuple[str, int], number: int) -> None:
-        """Sets torchrun's environment; process groups of before are given up. New ones have names from `number` on.
+        """Sets torchrun's environment; abandons earlier process groups. New ones have names from `number` on.
 
-        Frameworks that remember the environment for the life of a process read it again.
+        Frameworks that cache the environment for the life of a process read it again.
         """
         PROCESS_GROUPS.give_up(number, everything=True)
         variables = of_rank(self.rank, self.size, self.local_rank, self.local_size, master)
@@ -74,7 +74,7 @@ class WorldPosition(Struct, frozen=True):
 class SPMDProgram(Struct, frozen=True):
     """A script or a module, with its arguments. `source` is the script's text; None for a module."""
 
-    words: tuple[str, ...]  # the script's file, or the module's name, and what follows it on the command line
+    words: tuple[str, ...]  # the script's file, or the module's name, and its arguments
     source: str | None = None
 
     @classmethod
@@ -90,7 +90,7 @@ class SPMDProgram(Struct, frozen=True):
         file = Path(words[0]).expanduser()
         if not file.is_file():
             raise FileNotFoundError(f"there is no script {words[0]} in {os.getcwd()}")
-        with tokenize.open(file) as text:  # in the encoding that it declares
+        with tokenize.open(file) as text:  # uses the encoding that the file declares
             source = text.read()
         name = str(file.absolute())
         compile(source, name, "exec", dont_inherit=True)
@@ -100,9 +100,9 @@ class SPMDProgram(Struct, frozen=True):
         return " ".join(self.words if self.source is not None else ("-m", *self.words))
 
     def run(self) -> None:
-        """Runs it in this process, in a `__main__` of its own; what it defines is there for later cells.
+        """Runs the program in this process, in a `__main__` of its own, whose names are available to later cells.
 
-        Raises what it raises, and RuntimeError for an exit status other than 0.
+        Raises the program's errors, and RuntimeError for an exit status other than 0.
         """
         global _began
         figures, console = open_figures(), sys.modules["__main__"]
@@ -128,12 +128,12 @@ class SPMDProgram(Struct, frozen=True):
     def _execute(self, main: types.ModuleType) -> None:
         if self.source is not None:
             file = self.words[0]
-            if not os.path.exists(file):  # on another machine
+            if not os.path.exists(file):  # missing on other machines
                 remember_source(file, self.source)
             vars(main).update(__file__=file, __builtins__=__builtins__)
             exec(compile(self.source, file, "exec", dont_inherit=True), vars(main))
             return
-        name = self.words[0]  # as `python -m` does
+        name = self.words[0]  # as with `python -m`
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
@@ -146,10 +146,10 @@ class SPMDProgram(Struct, frozen=True):
 
 
 def _forget_edited(folder: str) -> None:
-    """Has the modules of a program's folder imported again, if one was edited since the last program began."""
+    """Makes the modules of a program's folder imported again, if one was edited since the last program began."""
     prefix = os.path.join(folder, "")
     mine = {}
-    for name, module in tuple(sys.modules.copy().items()):  # other threads import: a copy is made in one go
+    for name, module in tuple(sys.modules.copy().items()):  # other threads import, and `copy` is atomic
         file = getattr(module, "__file__", None)
         if name != "__main__" and isinstance(file, str) and file.startswith(prefix) and is_users_file(file):
             mine[name] = file
@@ -167,7 +167,7 @@ def _edited_at(file: str) -> float:
 
 
 def _reset_frameworks() -> None:
-    """Forgets what Accelerate has found in the environment: it looks once in the life of a process."""
+    """Resets Accelerate's cache of the environment, which it reads once in the life of a process."""
     state = sys.modules.get("accelerate.state")
     with contextlib.suppress(AttributeError):
         if state is not None:
@@ -176,7 +176,7 @@ def _reset_frameworks() -> None:
 
 
 def _renew_arguments() -> None:
-    """Has torchtitan read the command line again: its parser keeps the one of its first import."""
+    """Makes torchtitan read the command line again: its parser caches that of its first import."""
     manager = sys.modules.get("torchtitan.config.manager")
     with contextlib.suppress(AttributeError):
         if manager is not None:
@@ -184,11 +184,11 @@ def _renew_arguments() -> None:
 
 
 def _host_port() -> tuple[str, int]:
-    """This host's name, and a TCP port that is free now."""
+    """Returns this host's name, and a TCP port that is free now."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
-    except socket.gaierror:  # a host whose own name leads nowhere: this machine alone can be meant
+    except socket.gaierror:  # its own name has no address: only this machine can be meant
         name = "localhost"
     return name, free_port()
 
@@ -199,21 +199,21 @@ def _begin_here(master: tuple[str, int], number: int, tables: bool) -> None:
 
 
 def prepare(mesh: ProcMesh, *, tables: bool = False) -> None:
-    """Makes the processes of a mesh, or slice, as torchrun starts them: its environment, and no process groups. Blocks.
+    """Prepares the processes of a mesh, or slice, as torchrun: sets its environment, ends process groups. Blocks.
 
-    A slice is a world of its own. With `tables` the first rank shows what it displays as in a notebook. Raises
+    A slice is a world of its own. With `tables` the first rank shows displays as in a notebook. Raises
     SupervisionError if a process is lost.
     """
     mesh.run(_begin_here, _master(mesh), fresh_number(), tables).get()
 
 
 def _master(mesh: ProcMesh) -> tuple[str, int]:
-    """Returns the address at which ranks meet: on the first one's host, reachable by all as far as is known."""
+    """Returns the address at which ranks meet: on the first one's host, reachable by all as far as known."""
     layout, ranks = state_of(mesh).layout, region_of(mesh).ranks()
     hosts = tuple(dict.fromkeys(map(layout.host_of, ranks)))
     [(name, port)] = mesh.slice(**dict.fromkeys(mesh.extent, 0)).run(_host_port).get().values()
     address = operations().meeting_point(hosts)
-    if len(hosts) > 1 and (not address or address.startswith("127.")):  # this process reaches it by a tunnel
+    if len(hosts) > 1 and (not address or address.startswith("127.")):  # this process reaches it through a tunnel
         address = name
     return address, port
 
@@ -221,7 +221,7 @@ def _master(mesh: ProcMesh) -> tuple[str, int]:
 def begin(program: SPMDProgram, mesh: ProcMesh, *, tables: bool = False) -> Future[ValueMesh[None]]:
     """Runs a program on the main thread of each process, as torchrun does; blocks until it begins.
 
-    `tables` is for `prepare`. The future gives None of each rank, or raises what ranks have raised.
+    `tables` is as for `prepare`. The future has None for each rank, or raises the errors of ranks.
     """
     prepare(mesh, tables=tables)
     return mesh.run(program.run)
@@ -231,18 +231,18 @@ def run(script: str, *arguments: str, on: ProcMesh | None = None, procs: int | N
     """Runs a script on all processes of a mesh as torchrun does, and blocks until it has ended on all of them.
 
     `run("train.py", "--epochs", "3", on=workers)`, or `run("-m", "package.train")`. Each process runs it on its main
-    thread, with torchrun's environment, in a `__main__` of its own. Process groups that an earlier program has left are
-    given up, generators of random numbers are seeded as in a fresh process, and modules beside the script that were
-    edited are imported again, so that the next run is like the first.
-    Without `on` it runs on `procs` processes of this machine, by default `machine_size()`, which stay for the next run.
-    Raises ActorError with what ranks raised, or with an exit status other than 0; ValueError and FileNotFoundError.
+    thread, with torchrun's environment, in a `__main__` of its own. Process groups of an earlier program are abandoned,
+    generators of random numbers are seeded as in a fresh process, and edited modules beside the script are imported
+    again, so that each run is like the first. Without `on` it runs on `procs` processes of this machine, by default
+    `machine_size()`, which stay for the next run. Raises ActorError with errors of ranks, or with an exit status other
+    than 0; ValueError and FileNotFoundError.
     """
     program = SPMDProgram.read([script, *arguments])
     begin(program, own_mesh(procs) if on is None else on).get()
 
 
 def machine_size() -> int:
-    """The number of processes that a program has on this machine by default: its GPUs, else its cores, at most 8."""
+    """Returns the default number of processes of a program on this machine: its GPUs, else its cores, at most 8."""
     if gpus := len(devices()):
         return gpus
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -250,7 +250,7 @@ def machine_size() -> int:
 
 
 def own_mesh(procs: int | None) -> ProcMesh:
-    """The mesh of this machine on which programs run that name none; a lost process is healed."""
+    """Returns the mesh of this machine for programs that name none; heals lost processes."""
     count = machine_size() if procs is None else procs
     living = [mesh for mesh in _own if state_of(mesh).stopped is None]
     if [len(mesh) for mesh in living] == [count]:
@@ -262,7 +262,7 @@ def own_mesh(procs: int | None) -> ProcMesh:
 
 
 class SPMDActor(Actor):
-    """Sets up what torchrun would, from its place in the mesh, and runs scripts; see `setup_torch_elastic_env`.
+    """Sets torchrun's environment by its place in the mesh, and runs scripts; see `setup_torch_elastic_env`.
 
     The last dimension of the mesh counts the processes of a host.
     """
@@ -276,24 +276,24 @@ class SPMDActor(Actor):
 
     @endpoint
     def get_host_port(self, use_ipaddr: AddrType | None = None) -> tuple[str, int]:
-        """This host's name, or its IP address, and a TCP port that is free now."""
+        """Returns this host's name, or its IP address, and a TCP port that is free now."""
         if use_ipaddr is not None:
             return get_ipaddr(socket.gethostname(), 0, use_ipaddr), free_port()
         return _host_port()
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int, number: int = 0) -> None:
-        """Sets the environment; process groups of before are given up, for they may have dead members.
+        """Sets the environment; abandons earlier process groups, since they may have dead members.
 
-        Names of new groups begin at `number`, where one is given: a store that was used before may have others.
+        Names of new groups begin at `number`, if given: a store that was used before may have others.
         """
         self._position.set((master_addr, master_port), number or master_port)
 
     @endpoint
     def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
-        """Runs a script as torchrun would: `["-m", module, ...]` or `[path, ...]`. Gives True when it has ended well.
+        """Runs a script as torchrun would: `["-m", module, ...]` or `[path, ...]`. Returns True after a normal end.
 
-        Raises ValueError without a script, and what the script raises; sys.exit(0) is a good end.
+        Raises ValueError without a script, and the script's errors; sys.exit(0) is a normal end.
         """
         program = SPMDProgram.read(script_args)
         self._position.set((master_addr, master_port), master_port)
@@ -317,11 +317,11 @@ def setup_torch_elastic_env(
     master_port: int | None = None,
     use_ipaddr: AddrType | None = None,
 ) -> None:
-    """Sets, in each process, what torchrun would: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT...
+    """Sets torchrun's variables in each process: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT...
 
-    The first process is the master unless one is named. To be called again after a heal: groups of before are let go
-    everywhere, and `init_process_group` makes new ones of all that are there. Blocks.
-    Raises ValueError for half a master, SupervisionError when a process is gone.
+    The first process is the master by default. To be called again after a heal: earlier groups are abandoned
+    everywhere, and `init_process_group` makes new ones of all living processes. Blocks.
+    Raises ValueError for half a master, SupervisionError when a process is lost.
     """
     actors = _checked(proc_mesh, master_addr, master_port)
     try:
@@ -338,7 +338,7 @@ async def setup_torch_elastic_env_async(
     master_port: int | None = None,
     use_ipaddr: AddrType | None = None,
 ) -> None:
-    """Like `setup_torch_elastic_env`, without blocking the event loop."""
+    """As `setup_torch_elastic_env`, without blocking the event loop."""
     actors = _checked(proc_mesh, master_addr, master_port)
     try:
         if master_addr is None:

@@ -30,7 +30,7 @@ State = torch.nn.Module | Mapping[str, Any]
 
 
 class SharedStateDict:
-    """Tensors by name, in the memory of the processes that have them, for others to read; made by `share`.
+    """Tensors by name, offered in the memory of the processes that have them; made by `share`.
 
     Send it to any process. At the end of a `with` block the memory is no longer offered.
     """
@@ -40,7 +40,7 @@ class SharedStateDict:
 
     @classmethod
     def join(cls, shared: "ValueMesh[SharedStateDict] | Iterable[SharedStateDict]") -> "SharedStateDict":
-        """The tensors that several ranks share. Of a tensor that is not a DTensor, each rank has the whole.
+        """Returns the tensors that several ranks share. Of a tensor that is not a DTensor, each rank has the whole.
 
         Raises ValueError for a tensor that has different shapes or dtypes on two ranks.
         """
@@ -55,12 +55,12 @@ class SharedStateDict:
     def load(self, into: State, *, timeout: float = _TIMEOUT_S) -> None:
         """Copies values into the tensors of a module or a state dict, each part from a process that has it; blocks.
 
-        On a rank: tensors of its own, and DTensors, of which it reads its shard. At the controller: sharded tensors of
+        On a rank: its own tensors, and its shards of DTensors. At the controller: sharded tensors of
         a mesh, whose processes read their shards. Placements may differ. Shared tensors that are not in `into` are
         ignored.
 
         Raises KeyError for a tensor that is not shared, ValueError where shapes or dtypes differ, both before a value
-        is changed; OwnerLostError if a process is lost that alone had a part; TensorError for what fails on a mesh.
+        is changed; OwnerLostError if the only process with a part is lost; TensorError for failures on a mesh.
         """
         tensors = _named(into)
         for name, tensor in tensors.items():
@@ -73,12 +73,12 @@ class SharedStateDict:
             _load(own, self._offered, timeout)
 
     def local_shards(self) -> dict[str, torch.Tensor]:
-        """The shards in this process, by name, in the memory that the mesh uses: nothing is copied."""
+        """Returns the shards in this process, by name, in the memory that the mesh uses, without copies."""
         local = self._offered.local_shards()
         return {name: shard for name, shard in local.items() if isinstance(shard, torch.Tensor)}
 
     def drop(self) -> None:
-        """No longer offers the memory, from any process; blocks."""
+        """Ends the offer of the memory, from any process; blocks."""
         self._offered.drop()
 
     def __enter__(self) -> Self:
@@ -150,7 +150,7 @@ def _offer(tensors: Mapping[str, torch.Tensor]) -> OfferedShards:
 
 
 def _load(tensors: Mapping[str, torch.Tensor], shared: OfferedShards, timeout: float) -> None:
-    """Reads the parts of this rank into its tensors; through copies of several pieces, and of memory with gaps."""
+    """Reads the parts of this rank into its tensors; uses copies for several pieces, and for memory with gaps."""
     pieces = {name: in_pieces(tensor) if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
     shards = {name: _shard(tensor) for name, tensor in pieces.items()}
     shared.read_into(shards, timeout)
@@ -165,7 +165,7 @@ def _load(tensors: Mapping[str, torch.Tensor], shared: OfferedShards, timeout: f
 
 
 def _shard(tensor: torch.Tensor) -> Shard:
-    """The part of a tensor that this rank has, in memory without gaps: the tensor's own, or else a copy."""
+    """Returns the part of a tensor that this rank has, in memory without gaps: the tensor's own, or else a copy."""
     local = _local(tensor).resolve_conj().resolve_neg().contiguous()
     start: tuple[int, ...] = (0,) * tensor.dim()
     if isinstance(tensor, DTensor) and local.numel():

@@ -1,4 +1,4 @@
-"""For tests: actors without processes, clusters without hosts; a clock that is set by hand, a network in memory."""
+"""Test helpers: actors without processes, clusters without hosts; a clock that is set by hand, a network in memory."""
 
 from monarch_nb.engine.cluster import Cluster, cluster
 from monarch_nb.engine.in_process import in_process_host, kill

@@ -72,7 +72,7 @@ class Actors:
         return procs
 
     def _living(self, spec: ActorArguments) -> ActorMesh[Any] | None:
-        """The actors of that name that can take a class over, or have to make room."""
+        """Returns the actors of that name that can take a class over, or have to make room."""
         bound = self._shell.user_ns.get(spec.name)
         if bound is not None and not isinstance(bound, ActorMesh):
             raise UsageError(f"%%actor: {spec.name} is {_kind(bound)} already; choose another name, or del {spec.name}")
@@ -122,7 +122,7 @@ class Actors:
     # -- spawning and reloading -------------------------------------------------------------------------------------
 
     def _mismatch(self, living: ActorMesh[Any], procs: ProcMesh) -> str:
-        """The reason why the living actors do not fit the line; "" if they do."""
+        """Returns the reason why the living actors do not fit the line; "" if they do."""
         state = state_of(living)
         if state.procs is not state_of(procs) or state.region != region_of(procs):
             return f"it ran on {_mesh_text(ProcMesh(state.procs, state.region))} and now runs on {_mesh_text(procs)}"
@@ -175,7 +175,7 @@ def _refusal(check: Callable[[], str]) -> str:
 
 
 def is_actor_class(value: Any) -> TypeGuard[type]:
-    """True for an actor class."""
+    """Returns whether a class is an actor class."""
     return isinstance(value, type) and issubclass(value, Actor)
 
 

@@ -33,7 +33,7 @@ MOST_INDICES = 16  # of a dimension are offered one by one
 
 
 def matcher(name: str, kind: str, complete: Callable[[Any], tuple[list[str], str | None]]) -> object:
-    """A matcher of IPython, in place of its own where it has any completions. Raises ImportError before IPython 8.6.
+    """Returns a matcher that replaces IPython's own if it has completions. Raises ImportError before IPython 8.6.
 
     `complete` returns them for a context, and what they replace: None for the context's token.
     """
@@ -104,7 +104,7 @@ class LineCompletion:
             return {}
 
     def _dims(self, before: list[str]) -> list[str]:
-        """Dimensions of the mesh that is named first, except those that the line already has."""
+        """Returns the dimensions of the mesh that is named first, except those already in the line."""
         labels = {word.partition("=")[0] for word in before[1:]}
         return [f"{label}=" for label in self._sizes(before[0]) if label not in labels]
 
@@ -222,7 +222,7 @@ class RankCompletion:
             kernel.do_inspect = self._do_inspect
 
     def uninstall(self) -> None:
-        """Gives inspection back."""
+        """Restores inspection."""
         if self._inspect is not None:
             self._shell.kernel.do_inspect, self._inspect = self._inspect, None
 
@@ -232,12 +232,12 @@ class RankCompletion:
         return [] if answer is None else list(answer[0].names)
 
     def described(self, cell: str, name: str, *, source: bool) -> str:
-        """The text about a name on the ranks of a cell; "" where there is none."""
+        """Returns the text about a name on the ranks of a cell; "" without one."""
         answer = self._answer(cell, DESCRIBE, lambda mesh, rank: m.DescribeName(mesh, rank, name, source))
         return f"{answer[0].text}\n\nOn {answer[1]}" if answer is not None and answer[0].text else ""
 
     def _answer(self, cell: str, verb: Verb[Q, A], question: Callable[[str, int], Q]) -> tuple[A, str] | None:
-        """The answer of the first rank of a cell, and its name; None without one, and for a cell that runs here."""
+        """Returns the answer of the first rank of a cell, and its name; None without one, and for a local cell."""
         target = self._target(cell)
         if target is None:
             return None
@@ -249,7 +249,7 @@ class RankCompletion:
         return answer, f"rank {rank} of {procs.name}"
 
     def _target(self, cell: str) -> tuple[ProcState, str, int] | None:
-        """The processes, the actor and the rank that have the names of a cell; None for a cell that runs here."""
+        """Returns the processes, the actor and the rank that have the names of a cell; None for a local cell."""
         line, _, _ = cell.lstrip().partition("\n")
         magic, _, rest = line.partition(" ")
         if magic != "%%on":

@@ -42,7 +42,7 @@ class Checkup:
 
 
 def checkup(shell: object) -> Checkup:
-    """Looks at the kernel that runs the shell, and at all hosts that it knows."""
+    """Checks the kernel that runs the shell, and all hosts that it knows."""
     return Checkup({"notebook kernel": kernel_findings(shell), **visit_known()})
 
 
@@ -82,7 +82,7 @@ def _widgets() -> Check:
 
 
 def _ask_kernel() -> list[Check]:
-    """The findings of a new kernel of this Python. Raises RuntimeError with its output if it has none."""
+    """Returns the findings of a new kernel of this Python. Raises RuntimeError with its output if it has none."""
     from jupyter_client.manager import KernelManager
 
     manager = KernelManager()
@@ -126,7 +126,7 @@ def main() -> int:
 
 
 def _spec_check() -> Check:
-    """The finding whether a kernel that Jupyter offers runs this Python."""
+    """Returns the finding whether a kernel that Jupyter offers runs this Python."""
     from jupyter_client.kernelspec import KernelSpecManager
 
     specs = KernelSpecManager().get_all_specs().values()

@@ -123,7 +123,7 @@ class Extension:
             notebook_mode(_print_report)
 
     def _notice_of(self, failure: MeshFailure) -> FailureNotice:
-        """The notice for the error of a call: the failure behind it."""
+        """Returns the notice for the error of a call: the failure behind it."""
         return (
             self._attached.notices.error(failure) if self._attached is not None else FailureNotice(record(failure, 0.0))
         )
@@ -134,7 +134,7 @@ class Extension:
             self._attached.notices.bar(notice)
 
     def _raised(self, error: ActorError) -> None:
-        """The frames of what a rank has raised can be opened above the error."""
+        """Shows a bar above an error of a rank, with which its frames can be opened."""
         bundle = self._widgets.raised(error)
         if bundle and self._front.in_cell:
             self._front.display({**raised_bar(error), **bundle})

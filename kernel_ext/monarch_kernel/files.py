@@ -22,7 +22,7 @@ def cell_name(shell: "InteractiveShell", filename: str) -> str:
 
 
 def _number(shell: "InteractiveShell", filename: str) -> int:
-    """Number of the newest cell with the text of this file; 0 for none. IPython 7 does not map files to numbers."""
+    """Returns the number of the newest cell with this file's text, or 0: IPython 7 has no map of files to numbers."""
     cell = cell_text(filename)
     if cell is None:
         return 0
@@ -32,7 +32,7 @@ def _number(shell: "InteractiveShell", filename: str) -> int:
 
 
 def with_cells(shell: "InteractiveShell", text: str) -> str:
-    """A traceback in which cells have their names."""
+    """Returns a traceback in which cells have their names."""
 
     def named(match: re.Match[str]) -> str:
         cell = cell_name(shell, match[1])

@@ -148,7 +148,7 @@ class Front:
 
 
 def _is_cell(parent: object) -> bool:
-    """True for a cell: messages of widgets fire the same events, also while a cell runs."""
+    """Returns whether a cell runs: messages of widgets fire the same events, also during a cell."""
     kind = parent.get("header", {}).get("msg_type", "execute_request") if isinstance(parent, dict) else ""
     return bool(kind == "execute_request")
 

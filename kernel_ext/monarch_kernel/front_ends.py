@@ -74,7 +74,7 @@ def facts_of(shell: object) -> FrontEndFacts:
 
 
 def panel_installed() -> bool:
-    """True if JupyterLab finds the extension and it is not disabled."""
+    """Returns whether JupyterLab finds the extension and it is not disabled."""
     try:
         from jupyter_core.paths import jupyter_config_path, jupyter_path
     except ImportError:
@@ -85,7 +85,7 @@ def panel_installed() -> bool:
 
 
 def _switched_off(folder: str) -> bool:
-    """True if `jupyter labextension disable` has written so into this folder."""
+    """Returns whether `jupyter labextension disable` has written so into this folder."""
     try:
         with open(os.path.join(folder, "page_config.json"), "rb") as file:
             off = json_decoder(dict[str, object]).decode(file.read()).get("disabledExtensions")
@@ -95,7 +95,7 @@ def _switched_off(folder: str) -> bool:
 
 
 def recognised(facts: FrontEndFacts) -> tuple[str, str]:
-    """The first front end that matches, and the sign of it; hosted ones set JupyterLab's variables too."""
+    """Returns the first front end that matches, and the sign of it; hosted ones set JupyterLab's variables too."""
     environment = facts.environment
 
     def variable(*prefixes: str) -> str:
@@ -120,7 +120,7 @@ def recognised(facts: FrontEndFacts) -> tuple[str, str]:
 
 
 def levels(facts: FrontEndFacts) -> list[Check]:
-    """The front end, and how much of each feature it gives. Pure."""
+    """Returns the front end, and how much of each feature it gives. Pure."""
     front_end, sign = recognised(facts)
     guide = _GUIDES.get(front_end)
     description = f"{front_end} ({sign})" + (f"; its guide: {guide}" if guide else "")

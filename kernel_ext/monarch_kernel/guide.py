@@ -1,4 +1,4 @@
-"""%monarch: what to type first, what is running, and the doctor."""
+"""%monarch: first commands, running meshes, and the doctor."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from .session import SessionMagics
 if TYPE_CHECKING:
     from .doctor import Checkup
 
-# What to type, and what it does.
+# Commands, and their effects.
 FIRST = (
     ("%mesh workers gpus=4", "start four processes on this machine; the variable workers holds them"),
     ("%%on workers", "as the first line of a cell: run the rest of the cell on each process"),
@@ -58,12 +58,12 @@ class Guide:
 
 
 def title() -> str:
-    """The first line."""
+    """Returns the first line."""
     return f"Monarch-NB {__version__}: this notebook's kernel is the controller of its processes."
 
 
 def running(meshes: Overview) -> str:
-    """A line about the running meshes."""
+    """Returns a line about the running meshes."""
     return "Running now:" if meshes.rows else "No processes have been started yet."
 
 

@@ -22,13 +22,13 @@ _ITS_OWN = ("local", "process")  # kinds whose hosts are always this machine
 
 
 class Jobs:
-    """The jobs that cells of this kernel have asked for."""
+    """The jobs that cells of this kernel have requested."""
 
     def __init__(self) -> None:
         self._used: dict[tuple[str, str, str], JobTrait] = {}
 
     def hosts(self, name: str, kind: str, dims: Mapping[str, int], arguments: Mapping[str, Any]) -> HostMesh:
-        """The hosts for a mesh: those of that name in a job of monarch.toml or in one that runs, or of a new job.
+        """Returns the hosts for a mesh: of that name in a job of monarch.toml, in a running job, or of a new job.
 
         Blocks until they have joined, and shows how many have; Ctrl-C ends a job whose hosts are missing.
         Raises UsageError for what is not known, EngineError and HostsMissingError.
@@ -71,7 +71,7 @@ class JobPlace(NamedTuple):
 
 
 def job_places() -> list[JobPlace]:
-    """The jobs of monarch.toml, and the kinds of jobs."""
+    """Returns the jobs of monarch.toml, and the kinds of jobs."""
     try:
         described = described_jobs()
     except JobsFileError:
@@ -90,7 +90,7 @@ def _named_place(name: str, text: str) -> JobPlace:
 
 
 def running_job_rows() -> tuple[list[dict[str, Any]], str]:
-    """The jobs of this user that run, for people, and what could not be found out. Blocks: schedulers are asked."""
+    """Returns the running jobs of this user, and the failed queries, as texts. Blocks: schedulers are asked."""
     problems: list[str] = []
     try:
         listed = listed_jobs(problems.append)

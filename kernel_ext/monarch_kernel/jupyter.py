@@ -26,23 +26,23 @@ def last_lines(shell: Any) -> list[str]:
 
 
 def formatters(shell: Any) -> dict[str, Any]:
-    """The formatters of displayed values, by MIME type."""
+    """Returns the formatters of displayed values, by MIME type."""
     by_type: dict[str, Any] = shell.display_formatter.formatters
     return by_type
 
 
 def bundle_formatter(shell: Any) -> Any:
-    """The formatter of values in several MIME types at once."""
+    """Returns the formatter of values in several MIME types at once."""
     return shell.display_formatter.mimebundle_formatter
 
 
 def line_magic_of(shell: Any, name: str) -> Any:
-    """The function of a line magic; None if there is none."""
+    """Returns the function of a line magic; None if there is none."""
     return shell.find_line_magic(name)
 
 
 def transformed(shell: Any, cell: str) -> str:
-    """The Python code of a cell, which may have magics and commands."""
+    """Returns the Python code of a cell, which may have magics and commands."""
     return str(shell.transform_cell(cell))
 
 
@@ -56,12 +56,12 @@ def obey_subshells(comm: Any) -> None:
 
 
 def takes_input(kernel: Any) -> bool:
-    """True if the front end of the running cell takes questions."""
+    """Returns whether the front end of the running cell takes questions."""
     return bool(getattr(kernel, "_allow_stdin", True))
 
 
 def cell_text(filename: str) -> str | None:
-    """The text of a cell by its file name, as IPython 7 keeps it; None if it is not there."""
+    """Returns the text of a cell by its file name, as IPython 7 keeps it; None if it is not there."""
     entry = getattr(linecache, "_ipython_cache", {}).get(filename)
     return None if entry is None else "".join(entry[2])
 
@@ -100,13 +100,13 @@ def take_debug_requests(kernel: Any, handle: Callable[[Request], Awaitable[Reque
 
 
 async def own_debug_request(kernel: Any, message: Request) -> Request | None:
-    """The kernel's own answer; None where it has no debugger."""
+    """Returns the kernel's own answer; None where it has no debugger."""
     answer: Request | None = await type(kernel).do_debug_request(kernel, message)
     return answer or None
 
 
 def own_debugger(kernel: Any) -> Any:
-    """The kernel's own debugger; None where debugpy is not installed."""
+    """Returns the kernel's own debugger; None where debugpy is not installed."""
     return getattr(kernel, "debugger", None)
 
 

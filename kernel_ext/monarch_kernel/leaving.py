@@ -68,7 +68,7 @@ class Notebook:
 
 
 def _part(mesh: Mesh) -> MeshSlice | None:
-    """The stored form of a part of a mesh; None for ranks that were picked one by one."""
+    """Returns the stored form of a part of a mesh; None for ranks that were picked one by one."""
     region, ranks = region_of(mesh), region_of(mesh).ndslice
     if type(ranks) is not NDSlice:
         return None

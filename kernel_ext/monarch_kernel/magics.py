@@ -238,12 +238,12 @@ class MonarchMagics(SessionMagics):
 
 
 def numbered(magic: str, line: str, body: str) -> str:
-    """The body of a cell magic as source whose line numbers are those of the whole cell."""
+    """Returns the body of a cell magic as source whose line numbers are those of the whole cell."""
     return f"#{magic} {line}\n{body}"
 
 
 def cell_file(shell: object) -> str:
-    """The file name of the running cell, which code of it on ranks has too."""
+    """Returns the file name of the running cell, which code of it on ranks has too."""
     variables: Any = getattr(shell, "user_ns", None)
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals is not variables:

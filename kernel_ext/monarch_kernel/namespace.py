@@ -50,7 +50,7 @@ class Namespace:
         return list(dict.fromkeys(name for name, state in states if isinstance(state, cls)))
 
     def find(self, name: str) -> Mesh:
-        """The mesh that a variable holds, or else the one that was spawned under a name. Raises UsageError."""
+        """Returns the mesh that a variable holds, or else the one that was spawned under a name. Raises UsageError."""
         value = self.value(name)
         mesh = mesh_in(value)
         if mesh is not None:
@@ -64,7 +64,7 @@ class Namespace:
         raise UsageError(f"there is no mesh {name!r}; meshes: {names}")
 
     def word(self, uid: str) -> str:
-        """A name by which `find` returns that mesh; "" if there is none."""
+        """Returns a name by which `find` returns that mesh; "" if there is none."""
         state = current_runtime().meshes[uid]
         names = [name for name, mesh in self._variables() if state_of(mesh).uid == uid]
         for name in (*names, state.name):
@@ -74,7 +74,7 @@ class Namespace:
         return ""
 
     def value(self, path: str) -> Any:
-        """The value of a variable, or of an attribute of one: `job.workers`; None if there is none."""
+        """Returns the value of a variable, or of an attribute of one: `job.workers`; None if there is none."""
         name, *attributes = path.split(".")
         value = self._shell.user_ns.get(name)
         for attribute in attributes:
@@ -106,7 +106,7 @@ class Namespace:
         return {name: mesh for name, mesh in meshes.items() if region_of(mesh) != state_of(mesh).region}
 
     def rows(self) -> list[MeshRow]:
-        """All meshes that are not stopped, with the variables that refer to them."""
+        """Returns all meshes that are not stopped, with the variables that refer to them."""
         variables: dict[str, list[str]] = {}
         for name, mesh in self._variables():
             variables.setdefault(state_of(mesh).uid, []).append(name)
@@ -141,7 +141,7 @@ class Namespace:
 
 
 def mesh_in(value: object) -> Mesh | None:
-    """The value if it is a mesh, the mesh of its processes if it is a mesh of tensors; otherwise None."""
+    """Returns the value if it is a mesh, the mesh of its processes if it is a mesh of tensors; otherwise None."""
     if isinstance(value, (ProcMesh, ActorMesh)):
         return value
     procs = getattr(value, "procs", None) if isinstance(value, MeshTrait) else None
@@ -149,7 +149,7 @@ def mesh_in(value: object) -> Mesh | None:
 
 
 def whole_mesh(state: MeshState) -> Mesh:
-    """A reference to a whole mesh."""
+    """Returns a reference to a whole mesh."""
     if isinstance(state, ProcState):
         return ProcMesh(state, state.region)
     assert isinstance(state, ActorState)
@@ -157,5 +157,5 @@ def whole_mesh(state: MeshState) -> Mesh:
 
 
 def is_hidden(shell: InteractiveShell, name: str) -> bool:
-    """True for IPython's own variables: stored outputs do not count as references."""
+    """Returns whether a variable is IPython's own: stored outputs do not count as references."""
     return name in shell.user_ns_hidden or (name.startswith("_") and name.strip("_oihdut0123456789") == "")

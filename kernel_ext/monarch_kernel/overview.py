@@ -13,7 +13,7 @@ class Overview:
         self.rows = rows
 
     def cells(self) -> list[tuple[str, ...]]:
-        """The table as text: name, kind, shape, state, where, variables."""
+        """Returns the table as text: name, kind, shape, state, where, variables."""
         return [
             (row.view.name, kind(row.view), shape(row.view), states(row.view), hosts(row.view), refers(row))
             for row in self.rows
@@ -42,7 +42,7 @@ HEADINGS = ("mesh", "kind", "shape", "ranks", "hosts", "variables")
 
 
 def kind(view: MeshView) -> str:
-    """The kind of its members."""
+    """Returns the kind of its members."""
     return view.actor_class or "procs"
 
 

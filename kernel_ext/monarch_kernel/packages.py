@@ -56,7 +56,7 @@ class PackageMagics(SessionMagics):
 
 
 def _split(line: str) -> tuple[str, list[str]] | None:
-    """The mesh and the other words; None for a line without a mesh. Raises UsageError."""
+    """Returns the mesh and the other words; None for a line without a mesh. Raises UsageError."""
     if _OPTION not in line:
         return None
     try:

@@ -92,7 +92,7 @@ class ProgramMagics(SessionMagics):
 
     @property
     def _has_tables(self) -> bool:
-        """Whether cells show HTML."""
+        """True if cells show HTML."""
         return getattr(self.shell, "kernel", None) is not None
 
     def _named(self, magic: str, target: str) -> ProcMesh:
@@ -104,7 +104,7 @@ class ProgramMagics(SessionMagics):
         return part
 
     def _own(self, procs: int, hosts: int = 0) -> ProcMesh:
-        """The mesh of programs that name none; it is made or healed if necessary."""
+        """Returns the mesh of programs that name none; it is made or healed if necessary."""
         dims = {"hosts": hosts} if hosts > 1 else {}
         previous = self._session.value(NAME)
         mesh, notice = self._session.mesh(NAME, {**dims, "gpus": procs or machine_size()})
@@ -121,7 +121,7 @@ def _number(text: str) -> int:
 
 
 def _split(words: Sequence[str], names: Sequence[str]) -> tuple[list[str], str]:
-    """The words of torchrun, and the text after the last `on` that the name of a mesh follows."""
+    """Returns the words of torchrun, and the text after the last `on` that the name of a mesh follows."""
     for index in range(len(words) - 2, -1, -1):
         if words[index] == "on" and words[index + 1] in names:
             return list(words[:index]), " ".join(words[index + 1 :])

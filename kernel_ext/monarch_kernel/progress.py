@@ -127,7 +127,7 @@ class CallProgress(waiting.WaitObserver):
 
 
 def _why_button(uid: str) -> str:
-    """A button with which JupyterLab runs the panel's command `why`."""
+    """Returns a button with which JupyterLab runs the panel's command `why`."""
     arguments = escape(json.dumps({"mesh": uid}))
     return (
         '<button class="jp-mod-styled" style="margin: 2px 8px" title="which ranks hold the others up, in the panel" '
@@ -173,7 +173,7 @@ class _Busy:
 
 
 def _awaited() -> bool:
-    """True if the guard was entered by `await`, and not by a blocking wait."""
+    """Returns whether the guard was entered by `await`, and not by a blocking wait."""
     frame = sys._getframe(2)
     for _ in range(2):  # up to Python 3.11 a comprehension has a frame of its own
         if frame.f_code is Future.__await__.__code__:

@@ -14,7 +14,7 @@ FileName = Callable[[str], str]
 
 
 def call_text(state: MeshState, endpoint: str) -> str:
-    """The running call, `a.step()`, or the cell."""
+    """Returns the running call, `a.step()`, or the cell."""
     name = endpoint.lstrip("@!")
     title = _ENGINES.get(endpoint) or (_CONSOLE.get(name) if isinstance(state, ProcState) else None)
     return title or f"{state.name}.{name}()"

@@ -94,7 +94,7 @@ def _same_name(state: MeshState, earlier: MeshState) -> bool:
 
 
 def _codes(cls: type) -> dict[str, CodeType]:
-    """The code of the methods of a class; equal for a cell that was run twice."""
+    """Returns the code of the methods of a class; equal for a cell that was run twice."""
     codes = {}
     for name, value in vars(cls).items():
         method = value.method if isinstance(value, EndpointProperty) else value

@@ -65,7 +65,7 @@ class SecondPress(waiting.WaitObserver):
         return self._front.idle_handler is not None
 
     def offer(self, calls: Iterable[InterruptedCall], before: object = None, *, pressed: bool = False) -> None:
-        """A cell stops waiting for these; `before` is its usual handler of SIGINT, `pressed` if it came again.
+        """Offers a second press after a wait; `before` is its usual handler of SIGINT, `pressed` if it came twice.
 
         Called on the main thread. Does not wait. Until it returns a KeyboardInterrupt may come, as long as the handler
         is not in place; then it has done nothing.
@@ -105,7 +105,7 @@ class SecondPress(waiting.WaitObserver):
             signal.raise_signal(signal.SIGINT)
 
     def begin(self, future: Future[object], timeout: float | None) -> None:
-        """A wait after the offer has its own first press."""
+        """Starts a wait: after the offer it has its own first press."""
         if self._offer is not None and self._front.in_cell and signal.getsignal(signal.SIGINT) == self._pressed:
             signal.signal(signal.SIGINT, self._in_cell)
 
@@ -189,7 +189,7 @@ class _Offer:
         self._names = list(dict.fromkeys(call.state.name for call in calls))
 
     def pending(self) -> list[InterruptedCall]:
-        """The calls that have not ended."""
+        """Returns the calls that have not ended."""
         return [call for call in self.calls if not call.future.done()]
 
     def press(self) -> bool:
@@ -210,7 +210,7 @@ class _Offer:
         self._news.put(_News.ANSWERED)
 
     def next(self, seconds: float) -> _News:
-        """The next event, `CLOSED` if there is none for some seconds. Blocks that long."""
+        """Returns the next event, `CLOSED` if there is none for some seconds. Blocks that long."""
         try:
             return self._news.get(timeout=max(0.0, seconds))
         except queue.Empty:

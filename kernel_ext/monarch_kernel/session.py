@@ -76,7 +76,7 @@ class Session(Namespace):
         self, name: str, dims: Mapping[str, int], setup: str = "", *, setup_filename: str = "", fresh: bool = False,
         job: str = "", arguments: Mapping[str, Any] | None = None,
     ) -> tuple[ProcMesh, str]:  # fmt: skip
-        """A proc mesh of that shape, bound to a variable of that name; and a notice about it, mostly "".
+        """Returns a proc mesh of that shape, bound to a variable of that name; and a notice about it, mostly "".
 
         One with the same name, shape and set-up is reused unless `fresh`; another one of that name is stopped first.
         Blocks until the processes are ready. Raises UsageError, or what the set-up raised.
@@ -250,7 +250,7 @@ def resized(mesh: ProcMesh, label: str, by: int) -> str:
 
 
 def killed(part: Mesh) -> str:
-    """A line about processes that were killed."""
+    """Returns a line about processes that were killed."""
     name = state_of(part).name
     return f"killed {counted(len(part), 'proc')} of {name}: %heal {name} starts what is lost again"
 
@@ -260,7 +260,7 @@ def _counted(mesh: Mesh) -> str:
 
 
 def _folder(module: ModuleType) -> str:
-    """The folder that a module's package, or the module itself, is found in."""
+    """Returns the folder that a module's package, or the module itself, is found in."""
     path = Path(str(module.__file__))
     depth = module.__name__.count(".") + (path.name == "__init__.py")
     return str(path.parents[depth])

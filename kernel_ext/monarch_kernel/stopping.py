@@ -18,7 +18,7 @@ AGAIN_SECONDS = 2.0  # time in which a second Ctrl-C means the ranks, if the cel
 
 
 class Stopping(waiting.WaitObserver):
-    """The two steps, for waits that block and for those that `await`; the same words for both.
+    """The two steps, for waits that block and for waits by `await`, with the same texts.
 
     In a notebook the first step ends the cell, and the kernel takes the second while it is idle. Where it cannot, as in
     a terminal, the cell waits for the second step.
@@ -47,7 +47,7 @@ class Stopping(waiting.WaitObserver):
         return self._awaits.fates.pop(id(future), "")
 
     def begin_await(self, future: Future[object], signal: "asyncio.Future[None]") -> Callable[[], None] | None:
-        """A cell begins to await a future."""
+        """Starts the wait of a cell for a future."""
         return self._awaits.begin(future, signal)
 
     @property
@@ -82,7 +82,7 @@ class Stopping(waiting.WaitObserver):
             self._asking = False
 
     def pending(self, future: Future[object]) -> InterruptedCall | None:
-        """The call that a future waits for; None if it has no ranks that can be interrupted."""
+        """Returns the call that a future waits for; None if it has no ranks that can be interrupted."""
         call = self._runtime.calls.get(future.wait_id)
         state = self._runtime.meshes.get(call.mesh) if call is not None else None
         return InterruptedCall(future, call, state) if call is not None and isinstance(state, MeshState) else None
@@ -119,7 +119,7 @@ class _Awaits:
         self._reactions: dict[str, Reactions] = {}  # by uid of the mesh
 
     def begin(self, future: Future[object], sleeper: "asyncio.Future[None]") -> Callable[[], None] | None:
-        """A cell begins to await a future, asleep on `sleeper`."""
+        """Starts the wait of a cell for a future, asleep on `sleeper`."""
         if not self._stopping.in_cell:
             return None
         if not self._waiting:

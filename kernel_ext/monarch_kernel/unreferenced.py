@@ -138,7 +138,7 @@ class UnreferencedMeshes:
 
 
 def free_memory() -> float | None:
-    """The share of this machine's memory that is available; None if the system does not say."""
+    """Returns the share of this machine's memory that is available; None if the system does not say."""
     try:
         lines = MEMORY.read_text("ascii").splitlines()
     except OSError:

@@ -46,7 +46,7 @@ class UnretrievedErrors:
             unretrieved.watch(shown, lambda: self._is_kept(shown))
 
     def _is_kept(self, future: Future[object]) -> bool:
-        """True if a variable of the user refers to the future, itself or in a collection."""
+        """Returns whether a variable of the user refers to the future, itself or in a collection."""
         for name, value in tuple(self._shell.user_ns.items()):
             if is_hidden(self._shell, name):
                 continue

@@ -41,7 +41,7 @@ def run_within(shell: InteractiveShell, cell: str, context: AbstractContextManag
 
 
 def _compiled(shell: InteractiveShell, cell: str, python_form: str) -> tuple[CodeType, CodeType | None]:
-    """The cell's statements, and its last expression, if it ends in one."""
+    """Returns the cell's statements, and its last expression, if it ends in one."""
     with cell_syntax():
         source = transformed(shell, cell)
         file = shell.compile.cache(source, shell.execution_count)

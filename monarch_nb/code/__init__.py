@@ -1,4 +1,4 @@
-"""Code to where it runs: edited modules, whole workspaces, and new classes for living actors."""
+"""Distribution of code to running processes: edited modules, whole workspaces, and new classes for living actors."""
 
 from typing import TYPE_CHECKING
 

@@ -39,7 +39,7 @@ class ClassVersions:
         return done
 
     def greet(self, holder: str, uid: str) -> None:
-        """Sends a new holder the current class: its reference may be older."""
+        """Sends a new holder the current class, since its reference may be older."""
         message = self._newest.get(uid)
         if message is not None:
             try:

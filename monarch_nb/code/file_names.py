@@ -5,15 +5,15 @@ from pathlib import PurePath
 
 Namer = Callable[[str], str]
 
-namers: list[Namer] = []  # each gives "" for a file that it has no name for; a notebook adds its own
+namers: list[Namer] = []  # each returns "" for a file without a name; a notebook adds its own
 
 
 def name_of(file: str) -> str:
-    """`Cell In[3]` for a cell of a notebook; of any other file its own name."""
+    """Returns `Cell In[3]` for a cell of a notebook; for any other file its own name."""
     return next((name for namer in namers if (name := namer(file))), file)
 
 
 def line_name(source: str) -> str:
-    """`train.py:41` for a line `/home/train.py:41`, and `Cell In[3]:7` in a cell of a notebook."""
+    """Returns `train.py:41` for a line `/home/train.py:41`, and `Cell In[3]:7` in a cell of a notebook."""
     file, _, line = source.rpartition(":")
     return f"{PurePath(name_of(file)).name}:{line}"

@@ -40,7 +40,7 @@ def _start_ns(pid: int) -> int:
     try:
         _, ticks = process_state(pid)
         return time.time_ns() - int(seconds_since(ticks) * 1e9)
-    except (OSError, ValueError, AttributeError):  # not Linux, where this is more exact than psutil
+    except (OSError, ValueError, AttributeError):  # not Linux, where /proc is more exact than psutil
         import psutil
 
         return int(psutil.Process(pid).create_time() * 1e9)
@@ -65,7 +65,7 @@ def _source(module: object) -> str | None:
 
 
 def local_modules(roots: Sequence[str] = ()) -> dict[str, str]:
-    """Loaded modules with their files: those below `roots`, or else all that are no installed packages."""
+    """Returns loaded modules with their files: those below `roots`, or else all that are no installed packages."""
     prefixes = tuple(f"{os.path.realpath(root)}{os.sep}" for root in roots)
     files = {}
     for name, module in tuple(sys.modules.copy().items()):
@@ -78,7 +78,7 @@ def local_modules(roots: Sequence[str] = ()) -> dict[str, str]:
 
 
 def edited(roots: Sequence[str] = ()) -> list[str]:
-    """Local modules whose files have changed since this process loaded them."""
+    """Returns local modules whose files have changed since this process loaded them."""
     return [name for name, file in local_modules(roots).items() if _is_edited(name, file)]
 
 
@@ -197,7 +197,7 @@ def _named(node: ast.AST, name: str) -> Iterator[str]:
 
 
 class Newest:
-    """A class in a message that arrives as its newest definition: its module is loaded again there if it was edited."""
+    """A class in a message that arrives as its newest definition: the receiver reloads its module if it was edited."""
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
@@ -213,7 +213,7 @@ def _same(cls: type) -> type:
 
 
 def newest(module: str, qualname: str) -> type:
-    """A class by its name; its module is loaded again if its file has changed."""
+    """Returns a class by its name; reloads its module if the file has changed."""
     definition = importlib.import_module(module)
     with _lock:
         file = _source(definition)

@@ -1,4 +1,4 @@
-"""Packages of the ranks of a mesh: runs pip once in each environment."""
+"""Packages of the ranks of a mesh: pip, run once in each environment."""
 
 import importlib
 import os
@@ -27,12 +27,12 @@ class PipResult(Struct, frozen=True):
 
     python: str
     where: str  # the ranks that run there: "hosts=0-1"
-    status: int  # 0 where it has succeeded
+    status: int  # 0 for success
     changed: dict[str, tuple[str, str]]  # distributions: their versions before and now; empty for none
 
 
 class Installed(Struct, frozen=True):
-    """Results of pip on the hosts of a mesh; shown as lines."""
+    """Results of pip on the hosts of a mesh; displayed as lines."""
 
     mesh: str
     done: tuple[PipResult, ...]
@@ -53,7 +53,7 @@ class Installed(Struct, frozen=True):
 
 
 class PipError(RuntimeError):
-    """pip has failed in some environment; `installed` says where, and what it did in others."""
+    """A failure of pip in some environment; `installed` has the results in all of them."""
 
     def __init__(self, installed: Installed) -> None:
         super().__init__(repr(installed))
@@ -66,9 +66,9 @@ class PipError(RuntimeError):
 def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
     """Runs `pip WORDS` for the interpreter of these processes, once in each environment; blocks until all are done.
 
-    Hosts that share an environment, as on a network file system, or as several hosts of one machine, have it run by one
-    of them. What pip writes is shown as what that rank writes. From then on all ranks can import what is new; what they
-    have loaded stays as it is, and is listed. Raises ValueError for no words, PipError where pip fails.
+    Where hosts share an environment, as on a network file system, or as several hosts of one machine, one of them runs
+    pip. Its output is shown as output of that rank. From then on all ranks can import new packages; packages that they
+    have loaded stay as they are, and are listed. Raises ValueError for no words, PipError where pip fails.
     """
     if not words:
         raise ValueError("pip needs words, such as: install einops")
@@ -129,15 +129,15 @@ def _packages() -> Path:
 
 
 def _mark(token: str) -> None:
-    """Creates a mark beside the packages, visible to ranks that share them."""
+    """Creates a mark in the folder of the packages, visible to ranks that share it."""
     try:
         (_packages() / f"{_MARK}{token}-{uuid.uuid4().hex}").touch()
-    except OSError:  # not writable: pip will install in a folder of this user
+    except OSError:  # not writable: pip then installs in a folder of this user
         return
 
 
 def _environment(token: str) -> tuple[str, ...]:
-    """A key that is equal on ranks that share an environment."""
+    """Returns a key that is equal on ranks that share an environment."""
     marks = sorted(path.name for path in _packages().glob(f"{_MARK}{token}-*"))
     machine = [boot_id(), str(Path(sys.prefix).resolve())]
     return (sys.executable, *(marks or machine))

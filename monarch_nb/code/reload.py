@@ -1,4 +1,4 @@
-"""Reload: living actors adopt a changed class between messages, and keep their state."""
+"""The reload of classes: living actors adopt a changed class between messages, and keep their state."""
 
 import inspect
 import types
@@ -30,11 +30,11 @@ def _init(cls: type) -> object:
 def reload_mesh(mesh: object, cls: type | None = None) -> Future[None]:
     """Gives the actors of a mesh the newest definition of their class, or `cls`; their state stays.
 
-    It is a message in order: calls sent before run with the old class, calls sent after with the new one. An actor's
-    `__reload__(old_class)` runs when it has the new class. The class of a module whose file was edited is read from
-    there. The future resolves when all who hold references to the mesh know the class too.
+    The reload is a message in order: calls sent before run with the old class, calls sent after with the new one. An
+    actor's `__reload__(old_class)` runs when it has the new class. The class of a module whose file was edited is read
+    from that file. The future resolves when all holders of references to the mesh know the class too.
     Warns when `__init__` has changed, since that is not run again. Raises TypeError when the two cannot be swapped
-    (other `__slots__`, sync against async): spawn anew then; and SupervisionError for a mesh with failed ranks.
+    (other `__slots__`, sync against async): spawn anew then. Raises SupervisionError for a mesh with failed ranks.
     """
     if not isinstance(mesh, ActorMesh):
         raise TypeError(f"reload_mesh takes an actor mesh, not {type(mesh).__name__}")
@@ -83,7 +83,7 @@ def _newest(state: ActorState) -> type:
 
 
 def objection(state: ActorState, new: type) -> str:
-    """The reason why living actors cannot adopt a class; "" if they can. Raises ValueError if it is no actor class."""
+    """Returns why living actors cannot adopt a class; "" if they can. Raises ValueError if it is no actor class."""
     check_class(new)
     if kind_of(new) != state.kind:
         return f"{new.__name__} is {kind_of(new)} now and was {state.kind}"

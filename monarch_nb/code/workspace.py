@@ -32,7 +32,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _SKIPPED = frozenset({"__pycache__", "node_modules"})
-MOST_BYTES = 256 << 20  # of one workspace: it is code, data belongs elsewhere
+MOST_BYTES = 256 << 20  # of one workspace, which holds code, not data
 
 
 class Report(Struct):
@@ -64,9 +64,9 @@ def reload_code(
     """Loads edited modules again, here and in all processes spawned from here (or those of `procs`), and gives actors
     whose classes come from them the new classes, between messages. Blocks.
 
-    `roots` are folders; without any all local modules are looked at. `also` names modules to load in any case; `paths`
+    `roots` are folders; without any, all local modules are checked. `also` names modules to load in any case; `paths`
     gives, by host, the folders that come first on the path of processes there. Raises SyntaxError before anything
-    has changed anywhere, and what modules raise when they are loaded.
+    has changed anywhere, and errors that modules raise while they are loaded.
     """
     meshes = get_active_proc_meshes() if procs is None else list(procs)
     reloaded = dict.fromkeys(modules.reload_edited(roots, also).modules)
@@ -155,7 +155,7 @@ def _on_living(
 
 
 def folders_of(workspace: object) -> list[Path]:
-    """The folders that a workspace names: a path, several, or an object with `dirs`. Raises what is wrong with them."""
+    """Returns the folders of a path, of several, or of an object with `dirs`. Raises NotADirectoryError, ValueError."""
     source: Any = getattr(workspace, "dirs", workspace)
     paths: list[str | os.PathLike[str]] = [source] if isinstance(source, str | os.PathLike) else list(source)
     folders = [Path(path).expanduser().resolve() for path in paths]
@@ -175,9 +175,9 @@ def sync(
     auto_reload: bool,
     shares_files: Callable[[str], bool],
 ) -> Report:
-    """Brings the folders of a workspace to the hosts of a mesh; see `HostMesh.sync_workspace`. Blocks.
+    """Copies the folders of a workspace to the hosts of a mesh; see `HostMesh.sync_workspace`. Blocks.
 
-    `shares_files` says of a host whether it has the files of this machine.
+    `shares_files` returns whether a host has the files of this machine.
     """
     runtime = current_runtime()
     folders = folders_of(workspace)
@@ -220,7 +220,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _manifest(root: Path) -> dict[str, File]:
-    """All files below a folder by relative path, except hidden ones, byte code and virtual environments.
+    """Returns all files below a folder by relative path, except hidden ones, byte code and virtual environments.
 
     Raises ValueError for more than 256 MiB.
     """
@@ -241,7 +241,7 @@ def _manifest(root: Path) -> dict[str, File]:
 
 
 def _missing_files(job: str, name: str, manifest: Mapping[str, File]) -> list[str]:
-    """Returns the files that a copy lacks, or has in another version. Runs on the host."""
+    """Returns the files that a copy lacks or has in another version. Runs on the host."""
     folder = _folder(job, name)
     have = _manifest(folder) if folder.is_dir() else {}
     return [file for file, facts in manifest.items() if have.get(file) != facts]
@@ -273,7 +273,7 @@ def _folder(job: str, name: str) -> Path:
 
 
 def _copy(mesh: str, python: str | None, hosts: list[str], folders: dict[str, Path]) -> dict[str, list[str]]:
-    """Copies folders to hosts that do not share our files; returns the paths there by host."""
+    """Copies folders to hosts that do not share the files of this machine; returns the paths there by host."""
     job = current_runtime().address.replace("/", "-")
     helpers = HostMesh(mesh, hosts, host_labels(hosts), python=python).spawn_procs(name="sync_workspace")
     try:

@@ -1,4 +1,4 @@
-"""Modules under another name: what is looked up in them comes from their homes."""
+"""Modules under another name, which take their attributes from other modules, their homes."""
 
 import importlib
 from types import ModuleType
@@ -9,8 +9,8 @@ from monarch_nb.compat.names import ALIASES, no_counterpart
 
 _HYPERACTOR = "monarch._rust_bindings.monarch_hyperactor."
 
-# Private names that mean nothing here, and that programs import beside others which do: they import, so that the rest
-# of such a program works, and raise NotImplementedError when they are used.
+# Private names without a meaning here that programs import beside useful ones: the import succeeds, so that the rest
+# of such a program works, and their use raises NotImplementedError.
 NAMES: dict[str, str] = {
     f"{_HYPERACTOR}actor": "CallbacksPending MethodSpecifier PortProtocol",
     f"{_HYPERACTOR}host_mesh": "PyMeshAdminRef",
@@ -46,7 +46,7 @@ def refused(name: str) -> type | None:
 
 
 class Alias(ModuleType):
-    """A module under a name of torchmonarch. It has what its homes have, and the aliases below it as submodules."""
+    """A module under a name of torchmonarch. It has the names of its homes, and the aliases below it as submodules."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"Stands for {name} of torchmonarch; see monarch.actor for the public names.")

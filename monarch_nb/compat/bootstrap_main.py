@@ -1,7 +1,7 @@
 """The program that becomes a process of a mesh: `python -m monarch._src.actor.bootstrap_main`.
 
-A BootstrapCommand of the user's own may run it in place of what `default_bootstrap_cmd()` names. A host agent starts
-it, with open descriptors that its environment names; by itself it has nothing to do and says so.
+A BootstrapCommand of the user's own may run it instead of the command of `default_bootstrap_cmd()`. A host agent starts
+it, with open descriptors that its environment names; started by hand, it prints that and exits.
 """
 
 import os
@@ -12,7 +12,7 @@ from monarch_nb.host.procs.proc_main import DESCRIPTORS, main
 
 
 def invoke_main() -> NoReturn:
-    """Is a process of a mesh until that ends, and exits with its status."""
+    """Runs a process of a mesh until it ends, and exits with its status."""
     if DESCRIPTORS not in os.environ:
         sys.exit(
             "bootstrap_main: a host agent starts this program, as part of a BootstrapCommand. To make this machine a "

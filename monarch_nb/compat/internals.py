@@ -1,5 +1,5 @@
-"""Inner names of torchmonarch that programs look at: who is running, how processes start, what notebooks are, parts of
-shapes, records of `logging` in traces, and what its private bindings break on purpose, to try how programs take it."""
+"""Inner names of torchmonarch that programs use: the running actor, the start of processes, checks for notebooks, parts
+of shapes, records of `logging` in traces, and functions that fail on purpose, to test how programs react."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ _BOOTSTRAP_MAIN = "monarch._src.actor.bootstrap_main"
 
 
 def _get_bootstrap_args() -> tuple[str, list[str] | None, dict[str, str]]:
-    """A program, its arguments and its environment that become a process of a mesh."""
+    """Returns a program, its arguments and its environment, which start a process of a mesh."""
     return sys.executable, ["-m", _BOOTSTRAP_MAIN], {}
 
 
 BindSpec = transport
-"""Where to listen, from a ChannelTransport, its word, or an address: what `default_transport` reads back as."""
+"""Where to listen: a ChannelTransport, its word, or an address; `default_transport` returns it."""
 
 
 class ActorKind(Enum):
@@ -36,13 +36,13 @@ class ActorKind(Enum):
 
 
 def _actor_kind(cls: type) -> ActorKind:
-    """The kind of an actor class. Raises ValueError for one that mixes both."""
+    """Returns the kind of an actor class. Raises ValueError for a class that mixes both."""
     return ActorKind(kind_of(cls))
 
 
 class _ClientContext:
     def try_get(self) -> Context | None:
-        """The context of the client in this process; None in processes of a mesh, and before the first use."""
+        """Returns the context of the client in this process; None in processes of a mesh, and before the first use."""
         runtime = started()
         root = None if runtime is None else runtime.root_context
         return root if root is not None and root.actor_instance.class_name is None else None
@@ -52,7 +52,7 @@ _client_context = _ClientContext()
 
 
 _pending_flush_tasks: frozenset[asyncio.Task[None]] = frozenset()
-"""Flushes of output that are under way at the end of a cell: none, for output is not held back."""
+"""Flushes of output in progress at the end of a cell: none, since output is not held back."""
 
 
 def has_tensor_engine() -> bool:
@@ -71,7 +71,7 @@ _hidden = threading.local()
 
 @contextlib.contextmanager
 def fake_sync_state() -> Iterator[None]:
-    """Hides the running event loop of this thread: code for synchronous callers runs within."""
+    """Hides the running event loop of this thread, so that code for synchronous callers runs in the block."""
     loop = asyncio.events._get_running_loop()
     asyncio.events._set_running_loop(None)
     _hidden.depth = getattr(_hidden, "depth", 0) + 1
@@ -92,17 +92,17 @@ class PanicException(BaseException):
 
 
 def panicking_function() -> None:
-    """Raises what nobody expects. Always PanicException."""
+    """Raises PanicException, always."""
     raise PanicException("this function always panics")
 
 
 def blocking_function() -> None:
-    """Never comes back; its thread holds no lock of the interpreter."""
+    """Never returns; its thread does not hold the interpreter's lock."""
     threading.Event().wait()
 
 
 def sleep_indefinitely_for_unit_tests() -> None:
-    """Never comes back, but for KeyboardInterrupt."""
+    """Never returns, except by KeyboardInterrupt."""
     threading.Event().wait()
 
 
@@ -122,7 +122,7 @@ Slices: TypeAlias = NDSlice | list[NDSlice]
 
 
 def iter_ranks(ranks: Slices) -> Iterator[int]:
-    """The base ranks of one slice, or of several, each rank once."""
+    """Returns the base ranks of one slice, or of several, each rank once."""
     parts = ranks if isinstance(ranks, list) else [ranks]
     return iter(dict.fromkeys(rank for part in parts for rank in part))
 
@@ -132,7 +132,7 @@ class ShapeExt:
 
     @staticmethod
     def slice(shape: Shape, /, **dims: Selector) -> Shape:
-        """The part of `shape` at an index (no dimension then) or slice (it stays); errors as `Region.sliced`."""
+        """Returns a part of `shape`: an index drops the dimension, a slice keeps it; errors as `Region.sliced`."""
         return Shape.of(shape.region.sliced(**dims))
 
 
@@ -141,7 +141,7 @@ _said = False
 
 
 class TracingForwarder(logging.Handler):
-    """Puts each record into the current span as an event, where OpenTelemetry records one; says so once.
+    """Adds each record to the current span as an event, where OpenTelemetry records one; announces that once.
 
     As in torchmonarch a record from within an actor gets the actor's name as `actor_id`.
     """

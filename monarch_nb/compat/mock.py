@@ -19,7 +19,7 @@ _actor_registry = stand_ins
 
 
 class _Patch(Generic[K, V]):
-    """Has a table hold a value under a key while it lasts."""
+    """A block during which a table holds a value under a key."""
 
     def __init__(self, table: dict[K, V], key: K, value: V) -> None:
         self._table, self._key, self._value = table, key, value
@@ -44,12 +44,12 @@ class _Patch(Generic[K, V]):
         self.__exit__()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, run within the patch each time it is called."""
+        """Returns the function, run within the patch at each call."""
         return within(function, lambda: self)
 
 
 class patch_actor(_Patch[type, type]):  # noqa: N801 - a verb, as unittest.mock.patch
-    """Within it, spawning `original` spawns `mock`; so it does in processes that are spawned within it.
+    """Spawns `mock` instead of `original` within the block, also in processes that are spawned within it.
 
     For `with` and `async with`, or as a decorator of a `def` or `async def`. May be nested.
     """
@@ -60,9 +60,9 @@ class patch_actor(_Patch[type, type]):  # noqa: N801 - a verb, as unittest.mock.
 
 
 class patch_tensor_engine(_Patch[str, Engine]):  # noqa: N801
-    """Within it, `procs.activate()` in actors of a class is a simulated mesh: see `monarch.Simulator`.
+    """Makes `procs.activate()` in actors of a class return a simulated mesh within the block; see `monarch.Simulator`.
 
-    So it is in processes that are spawned within it. `mock_factory` makes another mesh for a ProcMesh. For `with` and
+    That includes processes spawned within it. `mock_factory` makes another mesh for a ProcMesh. For `with` and
     `async with`, or as a decorator of a `def` or `async def`. May be nested.
     """
 
@@ -72,17 +72,17 @@ class patch_tensor_engine(_Patch[str, Engine]):  # noqa: N801
 
 
 def get_actor_class(cls: type) -> type:
-    """The class that is spawned where `cls` is asked for."""
+    """Returns the class that is spawned in place of `cls`."""
     return stand_ins.get(cls, cls)
 
 
 def get_actor_mock_registry_state() -> dict[type, type]:
-    """Which classes stand in for which, as a copy."""
+    """Returns a copy of the table of classes and their stand-ins."""
     return dict(stand_ins)
 
 
 def set_actor_mock_registry_state(state: Mapping[type, type]) -> None:
-    """Adds what `get_actor_mock_registry_state` gave elsewhere."""
+    """Adds the entries of a table that `get_actor_mock_registry_state` has returned, also in another process."""
     stand_ins.update(state)
 
 

@@ -1,4 +1,4 @@
-"""Names of torchmonarch that are found elsewhere here, or not yet: its private import paths, and its other parts."""
+"""Names of torchmonarch that have another home here, or none yet: its private import paths, and its other parts."""
 
 from monarch_nb._package import PAGE, NotYetError, sentence
 
@@ -23,7 +23,7 @@ _LAUNCHERS = "launchers of one's own"
 _SQL = "telemetry by SQL"
 _DASHBOARD = "the dashboard"
 
-# What to do without them.
+# Alternatives to missing parts.
 INSTEAD = {
     _SUPERVISOR: "Start processes with spawn_procs; procs.activate() and Mesh.of(procs) make meshes of them",
     _TENSORS: "Hold tensors in actors and let torch.distributed move them: monarch.spmd sets it up",
@@ -33,7 +33,7 @@ INSTEAD = {
     _DASHBOARD: "In a notebook, %meshes and the side panel show the meshes",
 }
 
-# Private modules of torchmonarch, and where what programs import from them is found here, in this order.
+# Private modules of torchmonarch, and the modules here that define the names that programs import, in this order.
 ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src": (),
     "monarch._src.actor": _ACTOR,
@@ -158,7 +158,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch.tools.utils": ("monarch_nb.compat.workspaces",),
 }
 
-# Parts that are not there yet: modules, with all that is in them.
+# Missing parts: whole modules.
 MODULES: dict[str, str] = {
     "monarch._src.actor.proc_launcher": _LAUNCHERS,
     "monarch.controller": _TENSORS,
@@ -212,7 +212,7 @@ def no_counterpart(name: str) -> str:
 
 
 def check(name: str) -> None:
-    """Raises NotYetError for a name in full that nothing here stands for, if torchmonarch may have something there."""
+    """Raises NotYetError for a full name without a counterpart here that torchmonarch may have."""
     parent, _, last = name.rpartition(".")
     message = None if name in ALIASES else missing_part(name)
     if message is None and parent in ALIASES and name not in ALIASES and not last.startswith("__"):

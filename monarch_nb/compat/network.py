@@ -7,7 +7,7 @@ import socket
 
 
 class AddrType(enum.Enum):
-    """Which sort of IP address is wanted."""
+    """The wanted kind of IP address."""
 
     Default = enum.auto()  # IPv6, else IPv4
     IPv4 = enum.auto()
@@ -22,9 +22,9 @@ _FAMILIES = {
 
 
 def get_ipaddr(hostname: str, port: int, addr_type: AddrType = AddrType.Default) -> str:
-    """The first IP address of a host that others could reach by TCP. Asks the resolver, so it may block.
+    """Returns the first IP address of a host that others could reach by TCP. Asks the resolver, so it may block.
 
-    Raises RuntimeError when the name has none; addresses that mean one network segment only do not count.
+    Raises RuntimeError when the name has none; addresses of a single network segment do not count.
     """
     for family in _FAMILIES[addr_type]:
         with contextlib.suppress(socket.gaierror):
@@ -40,7 +40,7 @@ def get_ipaddr(hostname: str, port: int, addr_type: AddrType = AddrType.Default)
 
 
 def get_sockaddr(hostname: str, port: int) -> str:
-    """Like `get_ipaddr`, with the port: "192.0.2.7:8080" or "[2001:db8::7]:8080"."""
+    """As `get_ipaddr`, with the port: "192.0.2.7:8080" or "[2001:db8::7]:8080"."""
     address = get_ipaddr(hostname, port)
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 

@@ -1,7 +1,7 @@
 """The pickling helpers that frameworks extend: `monarch._src.actor.pickle`.
 
-`flatten` takes some objects out of a pickle and `unflatten` puts others in their places. What a program adds to the
-dispatch table of `_Pickler` or `_TorchPickler` counts for messages of the engine too.
+`flatten` takes some objects out of a pickle and `unflatten` puts others in their places. Entries that a program adds to
+the dispatch table of `_Pickler` or `_TorchPickler` count for messages of the engine too.
 """
 
 import io
@@ -24,7 +24,7 @@ class Sink(Protocol):
     """The target of a pickle."""
 
     def write(self, data: "ReadableBuffer", /) -> object:
-        """Takes some bytes."""
+        """Writes some bytes."""
 
 
 class Buffer:
@@ -34,7 +34,7 @@ class Buffer:
         self._content = bytearray()
 
     def write(self, data: "ReadableBuffer") -> int:
-        """Adds a copy of bytes, and gives their number. Raises BufferError for memory with gaps."""
+        """Adds a copy of bytes; returns their number. Raises BufferError for memory with gaps."""
         view = memoryview(data)
         if not view.c_contiguous:
             raise BufferError("buffer is not C-contiguous: copy it first")
@@ -64,7 +64,7 @@ def _torch() -> ModuleType:
 
 
 def maybe_torch() -> ModuleType | None:
-    """torch, if this process has imported it."""
+    """Returns torch if this process has imported it."""
     return _torch() if "torch" in sys.modules else None
 
 
@@ -82,7 +82,7 @@ _storages: dict[type, Callable[[Any], object]] = {}
 
 
 def _ensure_torch_pickle() -> None:
-    """Has storages of torch pickled by value; imports torch."""
+    """Makes storages of torch pickled by value; imports torch."""
     storage = _torch().storage
     kinds: list[type] = [storage.UntypedStorage, storage.TypedStorage]
     for kind in kinds:
@@ -104,7 +104,7 @@ class _TorchPickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no typ
 
 
 class _Pickler(_TorchPickler):
-    """The same, which leaves out what `filter` is true of, and keeps that in `_saved`."""
+    """As `_TorchPickler`, but leaves out objects for which `filter` is true, and keeps them in `_saved`."""
 
     _dispatch_table: ClassVar[dict[type, Callable[[Any], object]]] = REDUCERS
 
@@ -114,7 +114,7 @@ class _Pickler(_TorchPickler):
         self._saved: list[object] = []
 
     def persistent_id(self, obj: object) -> int | None:
-        """The number of an object that is left out; None for the others."""
+        """Returns the number of an object that is left out; None for the others."""
         if not self._filter(obj):
             return None
         self._saved.append(obj)
@@ -122,7 +122,7 @@ class _Pickler(_TorchPickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what `_Pickler` has written, with other objects in the places of those that were left out."""
+    """Reads the output of `_Pickler`, with other objects in the places of those that were left out."""
 
     def __init__(self, data: "bytes | FrozenBuffer", values: Iterable[object]) -> None:
         super().__init__(data if isinstance(data, FrozenBuffer) else io.BytesIO(data))
@@ -130,14 +130,14 @@ class _Unpickler(pickle.Unpickler):
         self._values: list[object] = []
 
     def persistent_load(self, number: int) -> object:
-        """The object in place of that with this number."""
+        """Returns the object that replaces the one with this number."""
         while number >= len(self._values):
             self._values.append(next(self._left))
         return self._values[number]
 
 
 def flatten(obj: object, filter: Callable[[object], bool]) -> tuple[list[object], Buffer]:
-    """Pickles `obj` without the objects that `filter` is true of: gives these, in order, and the pickle."""
+    """Pickles `obj` without the objects for which `filter` is true; returns these, in order, and the pickle."""
     buffer = Buffer()
     pickler = _Pickler(filter, buffer)
     with without_modes():
@@ -146,9 +146,9 @@ def flatten(obj: object, filter: Callable[[object], bool]) -> tuple[list[object]
 
 
 def unflatten(data: FrozenBuffer | bytes, values: Iterable[object]) -> Any:
-    """The object that `flatten` has pickled, with `values` in place of what was left out.
+    """Returns the object that `flatten` has pickled, with `values` in the places of the objects left out.
 
-    Runs whatever the pickle says: only for what trusted processes have written.
+    Executes whatever the pickle contains: only for data of trusted processes.
     """
     with without_modes():
         return _Unpickler(data, values).load()
@@ -161,7 +161,7 @@ def torch_dump(obj: object, file: Sink) -> None:
 
 
 def torch_loads(data: FrozenBuffer | bytes) -> Any:
-    """Reads what `torch_dump` has written, with no mode of torch in force. Only for what trusted processes wrote."""
+    """Reads the output of `torch_dump`, with no mode of torch in force. Only for data of trusted processes."""
     return unflatten(data, ())
 
 

@@ -1,7 +1,7 @@
-"""References that torchmonarch's programs write by hand: an actor by address and names, a port of it, a message.
+"""References that programs of torchmonarch construct: an actor by address and names, a port of it, a message.
 
-Here processes have addresses and actors belong to meshes, so that nobody is at such an address: what is sent there
-comes back to `_handle_undeliverable_message` of its sender.
+Here processes have addresses and actors belong to meshes, so no actor has such an address: messages to it return to
+`_handle_undeliverable_message` of their sender.
 """
 
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class PortId:
 
 @dataclass(frozen=True)
 class Kinded:
-    """The kind of a message, and the rank it comes from."""
+    """The kind of a message, and the rank of its sender."""
 
     rank: int | None = None
 
@@ -70,7 +70,7 @@ class Raised(Kinded):
 
 
 class PythonMessageKind:
-    """The kinds of messages that a port may be sent."""
+    """The kinds of messages that a port may receive."""
 
     Result = Result
     Exception = Raised
@@ -78,7 +78,7 @@ class PythonMessageKind:
 
 @dataclass(frozen=True)
 class PythonMessage:
-    """A message: its kind, its bytes, and what these refer to."""
+    """A message: its kind, its bytes, and the objects that these refer to."""
 
     kind: Kinded
     message: FrozenBuffer | bytes
@@ -93,7 +93,7 @@ class PortRef:
     return_undeliverable: bool = field(default=True, kw_only=True)
 
     def send(self, instance: Instance, message: PythonMessage) -> None:
-        """Sends a message on behalf of an actor, which gets it back. Does not wait."""
+        """Sends a message on behalf of an actor, to which it returns. Does not wait."""
         if not isinstance(message, PythonMessage):
             raise TypeError(f"a port is sent a PythonMessage, not {kind_of(message)}")
         if self.return_undeliverable:

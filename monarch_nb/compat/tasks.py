@@ -1,7 +1,7 @@
-"""Tasks of torchmonarch's private bindings: coroutines and functions that run beside the threads of the program.
+"""Tasks of torchmonarch's private bindings: coroutines and functions that run outside the threads of the program.
 
 Coroutines share one thread with an event loop, blocking functions have a thread each; all of them see the context of
-whoever made them. `Handle` is what such work is looked at through.
+their creator. A `Handle` observes such work.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ def _get(future: "concurrent.futures.Future[T]", timeout: float | None) -> T:
 
 
 class PythonTask(Generic[T]):
-    """Work that begins when somebody asks for it, and can be asked for once."""
+    """Work that begins on request, and can be requested once."""
 
     def __init__(self, begin: Callable[[], Awaitable[T]]) -> None:
         self._begin: Callable[[], Awaitable[T]] | None = begin
@@ -48,12 +48,12 @@ class PythonTask(Generic[T]):
 
     @staticmethod
     def from_coroutine(coro: Coro[T]) -> "PythonTask[T]":
-        """Of a coroutine, which runs on a loop of its own."""
+        """Returns a task of a coroutine, which runs on a loop of its own."""
         return PythonTask(lambda: coro)
 
     @staticmethod
     def spawn_blocking(fn: Callable[[], T]) -> "Shared[T]":
-        """Begins a function that may block, on a thread of its own."""
+        """Starts a function that may block, on a thread of its own."""
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
         context = contextvars.copy_context()
 
@@ -85,11 +85,11 @@ class PythonTask(Generic[T]):
 
     @staticmethod
     def sleep(seconds: float) -> "PythonTask[None]":
-        """Ends after a while, in seconds."""
+        """Returns a task that ends after a number of seconds."""
         return PythonTask(lambda: asyncio.sleep(seconds))
 
     def with_timeout(self, seconds: float) -> "PythonTask[T]":
-        """This task, ended by TimeoutError unless it ends by itself within `seconds`."""
+        """Returns this task, ended by TimeoutError unless it ends by itself within `seconds`."""
         begin = self._take()
         return PythonTask(lambda: asyncio.wait_for(begin(), seconds))
 
@@ -124,11 +124,11 @@ class PythonTask(Generic[T]):
         return Shared(self._start()).block_on()
 
     def spawn(self) -> "Shared[T]":
-        """Begins it; what comes back may be awaited by many."""
+        """Starts the task; many may await the result."""
         return Shared(self._start())
 
     def spawn_handle(self) -> "Handle[T]":
-        """Begins it; what comes back is looked at by many."""
+        """Starts the task; many may observe it by the result."""
         return Handle(self._start())
 
     def __await__(self) -> Generator[object, None, T]:
@@ -136,7 +136,7 @@ class PythonTask(Generic[T]):
         return begin().__await__()
 
 
-_running: set["asyncio.Task[None]"] = set()  # which a loop holds weakly
+_running: set["asyncio.Task[None]"] = set()  # strong references, since a loop holds tasks weakly
 
 
 class Shared(Generic[T]):
@@ -147,7 +147,7 @@ class Shared(Generic[T]):
 
     @classmethod
     def from_value(cls, value: T) -> Self:
-        """One that has its value."""
+        """Returns a result that is known already."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         future.set_result(value)
         return cls(future)
@@ -157,11 +157,11 @@ class Shared(Generic[T]):
         return _get(self._future, None)
 
     def poll(self) -> T | None:
-        """The result, None before it is there. Raises what the task raised."""
+        """Returns the result, None before the task has ended. Raises what the task raised."""
         return self._future.result() if self._future.done() else None
 
     def task(self) -> PythonTask[T]:
-        """A task that ends as this does."""
+        """Returns a task that ends as this one does."""
         return PythonTask(lambda: asyncio.wrap_future(self._future))
 
     def __await__(self) -> Generator[object, None, T]:
@@ -169,7 +169,7 @@ class Shared(Generic[T]):
 
 
 def shared_when(value: T, done: "Future[object]") -> Shared[T]:
-    """A value that is there once a future is done; its error if that fails."""
+    """Returns a result that is `value` once a future is done, or the error of that future."""
     answer: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def settle(done: "Future[object]") -> None:
@@ -181,7 +181,7 @@ def shared_when(value: T, done: "Future[object]") -> Shared[T]:
 
 
 class Handle(Generic[T]):
-    """Looks at work in the background; whoever waits for it, or gives up, changes nothing."""
+    """Observes work in the background; neither waiting nor giving up changes the work."""
 
     def __init__(self, future: "concurrent.futures.Future[T]") -> None:
         self._future = future
@@ -191,14 +191,14 @@ class Handle(Generic[T]):
         return _get(self._future, timeout)
 
     def poll(self) -> T | None:
-        """The result, None before it is there. Raises what the work raised."""
+        """Returns the result, None before the work has ended. Raises what the work raised."""
         return self._future.result() if self._future.done() else None
 
     def as_asyncio(self) -> "asyncio.Future[T]":
-        """An asyncio future of the running loop that follows this. Raises RuntimeError without one."""
+        """Returns an asyncio future of the running loop that follows this handle. Raises RuntimeError without one."""
         loop = asyncio.get_running_loop()
         if not self._future.done():
-            # Whoever cancels what they look through does not cancel the work.
+            # Cancelling the asyncio future does not cancel the work.
             follower: concurrent.futures.Future[T] = concurrent.futures.Future()
             self._future.add_done_callback(functools.partial(_follow, follower))
             return asyncio.wrap_future(follower, loop=loop)
@@ -219,13 +219,13 @@ def _follow(follower: "concurrent.futures.Future[T]", done: "concurrent.futures.
 
 
 class _HandleCompleter(Generic[T]):
-    """The one who settles a handle, once; to drop it without a word fails the handle."""
+    """Settles a handle, once; the handle fails if this is dropped before."""
 
     def __init__(self, future: "concurrent.futures.Future[T]") -> None:
         self._future = future
 
     def set_result(self, value: T) -> None:
-        """Gives the result. Raises RuntimeError if there is one."""
+        """Sets the result. Raises RuntimeError if there is one."""
         self._settle(lambda: self._future.set_result(value))
 
     def set_exception(self, error: BaseException) -> None:
@@ -244,7 +244,7 @@ class _HandleCompleter(Generic[T]):
 
 
 def _new_handle_pair() -> tuple[Handle[T], _HandleCompleter[T]]:
-    """A handle, and who settles it."""
+    """Returns a handle, and the object that settles it."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     return Handle(future), _HandleCompleter(future)
 

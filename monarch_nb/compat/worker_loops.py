@@ -1,4 +1,4 @@
-"""Worker loops as torchmonarch's private bindings start them: an address by position, and ValueError in the future."""
+"""Worker loops as torchmonarch's private bindings start them: a positional address, and ValueError in the future."""
 
 from monarch_nb.connect.trust import TRUST_ALL, read_keys
 from monarch_nb.connect.worker_loop import serve
@@ -9,12 +9,12 @@ from monarch_nb.transport import TransportError
 
 
 def start_worker_loop_forever(address: str) -> Future[None]:
-    """Makes this machine a host at an address; that it is shut down ends this process. Raises ValueError."""
+    """Makes this machine a host at an address; the shutdown of the host ends this process. Raises ValueError."""
     return _start(address, exits=True)
 
 
 def start_worker_loop_until_shutdown(address: str) -> Future[None]:
-    """Makes this machine a host at an address; the future resolves when it is shut down. Raises ValueError."""
+    """Makes this machine a host at an address; the future resolves when the host is shut down. Raises ValueError."""
     return _start(address, exits=False)
 
 

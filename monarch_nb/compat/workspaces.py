@@ -1,4 +1,4 @@
-"""Folders and environments that a job takes along: `monarch.tools.config`, as far as it needs no cluster."""
+"""Folders and environments that a job uses: `monarch.tools.config`, as far as no cluster is needed."""
 
 import os
 import shutil
@@ -12,23 +12,23 @@ NOT_SET = "__NOT_SET__"
 
 
 def MONARCH_HOME(*subfolders: str) -> Path:  # noqa: N802 - its name there
-    """A folder for this user's own files, made if need be: `~/.monarch`, or what MONARCH_HOME in the environment is."""
+    """Returns a folder for this user's own files, created if necessary: `~/.monarch`, or the value of MONARCH_HOME."""
     folder = Path(os.environ.get("MONARCH_HOME") or Path.home() / ".monarch").joinpath(*subfolders)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 class conda:  # noqa: N801 - its name there
-    """The Conda environment that is active."""
+    """The active Conda environment."""
 
     @staticmethod
     def active_env_dir() -> str | None:
-        """Its folder; None when there is none."""
+        """Returns its folder; None without an active environment."""
         return os.environ.get("CONDA_PREFIX")
 
     @staticmethod
     def active_env_name() -> str | None:
-        """The name of its folder; None when there is none."""
+        """Returns the name of its folder; None without an active environment."""
         folder = conda.active_env_dir()
         return os.path.basename(folder) if folder else None
 
@@ -38,7 +38,7 @@ class Environment:
 
 
 class CondaEnvironment(Environment):
-    """A Conda environment: that of `conda_prefix`, or the one that is active when it is asked for."""
+    """A Conda environment: that of `conda_prefix`, or the active one at the time of use."""
 
     def __init__(self, conda_prefix: str | None = None) -> None:
         self._conda_prefix = conda_prefix
@@ -62,9 +62,9 @@ ACTIVE_CONDA_ENV = CondaEnvironment()
 
 
 class Workspace:
-    """Folders with code: `HostMesh.sync_workspace` brings them to hosts.
+    """Folders with code, which `HostMesh.sync_workspace` copies to hosts.
 
-    `dirs` lists folders, or maps each to where it goes inside the workspace ("" is the workspace itself).
+    `dirs` lists folders, or maps each to its place inside the workspace ("" is the workspace itself).
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Workspace:
 
     @classmethod
     def null(cls) -> "Workspace":
-        """Neither folders nor an environment."""
+        """Returns a workspace without folders and environment."""
         return cls(env=None)
 
     def merge(self, outdir: str | Path) -> None:
-        """Copies the folders to where they go inside `outdir`, which is made if need be."""
+        """Copies the folders to their places inside `outdir`, which is created if necessary."""
         target = Path(outdir)
         target.mkdir(parents=True, exist_ok=True)
         for folder, to in self.dirs.items():
@@ -101,7 +101,7 @@ class Workspace:
 
 @dataclass
 class Config:
-    """Settings for a job's scheduler. Nothing here schedules; programs make and pass these on."""
+    """Settings for a job's scheduler. Nothing here schedules; programs create them and pass them on."""
 
     scheduler: str = NOT_SET
     scheduler_args: dict[str, Any] = field(default_factory=dict)

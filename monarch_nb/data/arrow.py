@@ -150,12 +150,12 @@ def _values(address: int | None, dtype: str, start: int, length: int, keeper: ob
     memory: Any = (ctypes.c_ubyte * (length * kind.itemsize)).from_address(address + start * kind.itemsize)
     memory.keeper = keeper
     values = np.frombuffer(memory, kind)
-    values.flags.writeable = False  # the memory belongs to the source
+    values.flags.writeable = False  # the source owns the memory
     return values
 
 
 def _decimals(scale: int, address: int | None, start: int, length: int) -> NDArray[np.float64]:
-    """Numbers of 128 bits, in units of 10^-scale."""
+    """Returns numbers of 128 bits, in units of 10^-scale, as floats."""
     if not length or not address:
         return np.empty(0)
     halves = np.frombuffer(ctypes.string_at(address + 16 * start, 16 * length), np.uint64).reshape(length, 2).copy()
@@ -184,7 +184,7 @@ def _texts(kind: str, array: Any, start: int, length: int) -> list[str | None]:
 
 
 def _view_text(buffers: list[int], row: int) -> bytes:
-    """Returns a text by its view, which holds up to 12 bytes itself; longer texts are in a later buffer."""
+    """Returns a text by its view, which contains up to 12 bytes itself; longer texts are in a later buffer."""
     view = buffers[1] + 16 * row
     size, _, number, offset = (ctypes.c_int32 * 4).from_address(view)
     return ctypes.string_at(view + 4 if size <= 12 else buffers[2 + number] + offset, size)
@@ -199,9 +199,9 @@ def _no_nulls(column: Column, array: Any) -> None:
 
 
 def batches_of_stream(source: Any) -> Iterator[dict[str, Any]]:
-    """The record batches of an object with `__arrow_c_stream__`: columns by name, as `column_of` makes them.
+    """Yields the record batches of an object with `__arrow_c_stream__`: columns by name, as `_column_of` returns them.
 
-    Blocks while the next one is made. Raises ArrowError for what cannot be fed, and where the source fails.
+    Blocks until the next batch is ready. Raises ArrowError for batches that cannot be fed, and where the source fails.
     """
     capsule = source.__arrow_c_stream__()  # releases the stream when it is collected
     address = _get_pointer(capsule, b"arrow_array_stream")

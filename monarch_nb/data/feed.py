@@ -17,16 +17,16 @@ class Feed:
     """The batches of a source, for the ranks of a mesh: send it to them, and have each iterate over it, once.
 
     `source` is anything with the Arrow PyCapsule interface (a Polars frame, a DuckDB relation, a pyarrow table or
-    reader), or an iterable of mappings of columns, such as a torch IterableDataset. It is read in this process, no more
-    than `prefetch` steps before the slowest rank.
+    reader), or an iterable of mappings of columns, such as a torch IterableDataset. It is read in this process, at most
+    `prefetch` steps ahead of the slowest rank.
 
     Each step has `batch_size` rows for every part; there is a part for each coordinate along `split` (dimensions of the
-    mesh; all of them if none is said), and ranks that differ only in other dimensions get the same. The last step may
+    mesh; by default all of them), and ranks that differ only in other dimensions get the same part. The last step may
     have fewer rows, and none for the last parts; `drop_last` leaves it out, so that all ranks have equally many.
-    `state` goes on where `state_dict()` was taken.
+    `state` continues where `state_dict()` was taken.
 
-    A rank gets dicts of tensors, or of NumPy arrays if `arrays` says so, and lists for texts. A rank that is healed, or
-    iterates again, goes on with the first batch that it was not done with. Waiting for a slow rank ends with
+    A rank gets dicts of tensors, or of NumPy arrays with `arrays`, and lists for texts. A rank that is healed, or
+    iterates again, continues with the first batch that it has not finished. Waiting for a slow rank ends with
     TimeoutError after `patience` seconds.
     """
 
@@ -94,7 +94,7 @@ class Feed:
         await self._server.finish.call_one(self._number, rank)
 
     def state_dict(self) -> dict[str, int]:
-        """The value for `state=`: the number of rows that all ranks are done with. Blocks briefly."""
+        """Returns the value for `state=`: the number of rows that all ranks have finished. Blocks briefly."""
         return {"rows": self._before + self._progress()[3]}
 
     def stop(self) -> None:
@@ -121,7 +121,7 @@ class Feed:
         return future
 
     def _mine(self) -> tuple[int, int]:
-        """The rank and part of the calling actor."""
+        """Returns the rank and part of the calling actor."""
         context = current_runtime().context()
         point = next((p for p in (context.message_rank, context.actor_instance.rank) if p.extent == self._extent), None)
         if point is None:

@@ -10,7 +10,7 @@ Batch = dict[str, Column]  # columns by name, of one length
 
 
 def rows_of(batch: Mapping[str, Column]) -> int:
-    """Number of rows of a batch. Raises ValueError if its columns differ."""
+    """Returns the number of rows of a batch. Raises ValueError if its columns differ."""
     counts = {name: len(column) for name, column in batch.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(f"the columns of a batch have one length, and not {counts}")
@@ -18,9 +18,9 @@ def rows_of(batch: Mapping[str, Column]) -> int:
 
 
 def batches_of(source: Any) -> Iterator[Batch]:
-    """The batches of a source: an object with the Arrow PyCapsule interface, or an iterable of mappings of columns.
+    """Yields the batches of an object with the Arrow PyCapsule interface, or of an iterable of mappings of columns.
 
-    A torch data set that gives samples one by one gives batches of one row.
+    A torch data set that yields single samples yields batches of one row.
     """
     if hasattr(source, "collect") and not hasattr(source, "__arrow_c_stream__"):
         if hasattr(source, "collect_batches"):
@@ -66,11 +66,11 @@ class Rows:
         self._partial: deque[tuple[Batch, int]] = deque()  # batches, and the rows already taken from them
 
     def skip(self, count: int) -> int:
-        """Skips rows; returns how many there were."""
+        """Skips rows; returns the number of rows skipped."""
         return sum(size for _, _, size in self._pieces(count))
 
     def take(self, count: int) -> Batch | None:
-        """The next rows, fewer at the end; None after it."""
+        """Returns the next rows, fewer at the end; None after it."""
         pieces = [
             {name: column[start : start + size] for name, column in batch.items()}
             for batch, start, size in self._pieces(count)

@@ -26,14 +26,14 @@ class Step(NamedTuple):
 
 
 class Ledger:
-    """Holds steps until every rank is done with them, and limits the steps read ahead."""
+    """Holds steps until every rank has finished them, and limits the steps read ahead."""
 
     def __init__(self, ranks: int, ahead: int) -> None:
-        self.done = [0] * ranks  # by rank: steps that it is done with
-        self.ended: int | None = None  # how many steps there are, once that is known
+        self.done = [0] * ranks  # steps that each rank has finished
+        self.ended: int | None = None  # the number of steps, once known
         self._ahead = ahead
         self._steps: deque[Step] = deque()
-        self._first = 0  # the number of the first that is held
+        self._first = 0  # the number of the first step held
 
     @property
     def held(self) -> int:
@@ -47,11 +47,11 @@ class Ledger:
 
     @property
     def slowest(self) -> int:
-        """Number of steps that all ranks are done with."""
+        """Number of steps that all ranks have finished."""
         return min(self.done)
 
     def behind(self) -> list[int]:
-        """The slowest ranks."""
+        """Returns the slowest ranks."""
         return [rank for rank, done in enumerate(self.done) if done == self.slowest]
 
     def may_read(self) -> bool:
@@ -66,7 +66,7 @@ class Ledger:
             self._steps.append(step)
 
     def finish(self, rank: int, steps: int) -> bool:
-        """Records that a rank is done with its first `steps`; returns whether that makes room."""
+        """Records that a rank has finished its first `steps`; returns whether that makes room."""
         self.done[rank] = max(self.done[rank], steps)
         first = self._first
         while self._steps and self._first < self.slowest:
@@ -75,7 +75,7 @@ class Ledger:
         return self._first > first
 
     def step(self, number: int) -> Step | None:
-        """Returns a held step, or None before it is read. Raises LookupError after all ranks are done with it."""
+        """Returns a held step, or None before it is read. Raises LookupError after all ranks have finished it."""
         index = number - self._first
         if index < 0:
             raise LookupError(f"batch {number} is gone: all ranks were done with it")
@@ -86,7 +86,7 @@ class ServedFeed:
     """Serves one feed, which is read at most `ahead` steps before the slowest rank.
 
     A thread reads when there is room, and encodes each part into memory that messages send from. All requests for a
-    part get the same memory, which is reused after all ranks are done with it.
+    part get the same memory, which is reused after all ranks have finished with it.
     """
 
     numbers = itertools.count()
@@ -109,14 +109,14 @@ class ServedFeed:
         while True:
             ready = self.ledger.step(step)
             if ready is not None:
-                return ready.parts[part]  # None: the last step has nothing for this part
+                return ready.parts[part]  # None: the last step has no rows for this part
             if self.ledger.ended is not None and step >= self.ledger.ended:
                 return None
             self._read_on()
             await self._wait(step)
 
     async def finish(self, rank: int, steps: int) -> None:
-        """Records that a rank is done with its first `steps`."""
+        """Records that a rank has finished its first `steps`."""
         if self.ledger.finish(rank, steps):
             if self._failed is None:
                 self._read_on()
@@ -134,12 +134,12 @@ class ServedFeed:
             self._changed.notify_all()
 
     def progress(self) -> Progress:
-        """The progress of the feed."""
+        """Returns the progress of the feed."""
         ledger = self.ledger
         return list(ledger.done), ledger.ended, ledger.held, sum(self._rows_of_steps[: ledger.slowest]), self._bytes
 
     def _read_on(self) -> None:
-        """Starts to read the next step unless a read is in progress. Raises what the source has raised."""
+        """Starts to read the next step unless a read is in progress. Raises the error of the source."""
         if self._failed is not None:
             raise self._failed
         if self._reading is None and self.ledger.may_read():
@@ -207,7 +207,7 @@ class FeedServer(Actor):
 
     @concurrent_endpoint
     async def begin(self, feed: int, rank: int) -> int:
-        """The step at which a rank continues."""
+        """Returns the step at which a rank continues."""
         return self._of(feed).ledger.done[rank]
 
     @concurrent_endpoint
@@ -224,7 +224,7 @@ class FeedServer(Actor):
 
     @concurrent_endpoint
     async def progress(self, feed: int) -> Progress:
-        """The progress of a feed."""
+        """Returns the progress of a feed."""
         return self._of(feed).progress()
 
     @concurrent_endpoint
@@ -245,7 +245,7 @@ _servers: "WeakKeyDictionary[Runtime, Any]" = WeakKeyDictionary()
 
 
 def server() -> FeedServer:
-    """The server of this process."""
+    """Returns the server of this process."""
     runtime = current_runtime()
     handle = _servers.get(runtime)
     if handle is None or state_of(handle).stopped:  # the user may have stopped the actor

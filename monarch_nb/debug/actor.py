@@ -31,7 +31,7 @@ class DebugController(Actor):
 
     @concurrent_endpoint
     async def list(self, print_output: bool = True) -> "list[DebugSessionInfo]":
-        """All stopped ranks, by actor and rank; also printed in the client's output if `print_output`."""
+        """Returns all stopped ranks, by actor and rank; also printed in the client's output if `print_output`."""
         infos = sorted(map(_info, controller().stopped.records()))
         if print_output:
             sys.stdout.write(f"{Group(controller().stopped.records)!r}\n")
@@ -46,7 +46,7 @@ class DebugController(Actor):
 
     @concurrent_endpoint
     async def run(self, command: str, actor_name: str | None = None, ranks: str = "all") -> str:
-        """A command of the prompt (`p loss`, `n`, `c`) to stopped ranks of an actor, as in "3", "0:4" or "gpus=0:2";
+        """Sends a prompt command (`p loss`, `n`, `c`) to stopped ranks of an actor, as in "3", "0:4" or "gpus=0:2";
         to all that is stopped without a name. Gives the text of the answers, with equal ones together.
 
         Raises DebugError where nothing of it is stopped.
@@ -67,5 +67,5 @@ def _info(record: Stopped) -> DebugSessionInfo:
 
 
 def debug_controller() -> DebugController:
-    """The one of this program, wherever in it this is called. Blocks for an answer of the client's process."""
+    """Returns the debug controller of this program, from any of its processes. Blocks for an answer of the client."""
     return get_or_spawn_controller("debug_controller", DebugController).get()

@@ -30,7 +30,7 @@ class Group:
         return self._choose()
 
     def run(self, command: str, *, timeout: float = STEP_S) -> Answers:
-        """A command as it is typed at the prompt; one that steps waits up to `timeout` seconds for the next stop.
+        """Runs a command as typed at the prompt; a step waits up to `timeout` seconds for the next stop.
 
         Raises DebugError if nothing is stopped.
         """
@@ -39,7 +39,7 @@ class Group:
         return self._prompt.do(command)
 
     def eval(self, expression: str) -> Answers:
-        """An expression in the frame of each; `.values` has what came of it by rank."""
+        """Evaluates an expression in the frame of each; `.values` has the results by rank."""
         pairs = self._ask(expression)
         return Answers(expression, merged_text(pairs), pairs)
 
@@ -73,7 +73,7 @@ class Group:
         controller().ask(self._stopped(), m.Quit(session=""))
 
     def locals(self) -> dict[int, dict[str, Value]]:
-        """The local variables of each, by rank."""
+        """Returns the local variables of each, by rank."""
         records = self._stopped()
         answers = controller().ask(records, m.GetVariables(session=""))
         return {
@@ -82,11 +82,11 @@ class Group:
         }
 
     def where(self) -> str:
-        """The tree of their stacks, with counts."""
+        """Returns the tree of their stacks, with counts."""
         return self._prompt.do("where").text
 
     def diff(self, expression: str) -> list[tuple[Any, list[int]]]:
-        """The values of an expression (a DebugError where it raised) and the ranks that have them, odd ones first."""
+        """Returns the values of an expression (DebugErrors where it raised) with their ranks, odd ones first."""
         pairs = self._ask(expression)
         answers = {record.session: answer for record, answer in pairs}
         by_value: list[tuple[Any, list[int]]] = []
@@ -97,11 +97,11 @@ class Group:
         return by_value
 
     def diff_text(self, expression: str) -> str:
-        """The differences as text."""
+        """Returns the differences as text."""
         return diff_text(expression, self._ask(expression))
 
     def watch(self, expression: str) -> str:
-        """A sparkline of an expression over the ranks."""
+        """Returns a sparkline of an expression over the ranks."""
         self._stopped()
         return self._prompt.do(f"watch {expression}").text
 
@@ -120,12 +120,12 @@ class Group:
 
 
 def sessions() -> list[Stopped]:
-    """All threads that are stopped in the debugger, by actor and rank."""
+    """Returns all threads that are stopped in the debugger, by actor and rank."""
     return controller().stopped.records()
 
 
 def group(mesh: object = None, **picks: int | slice | Sequence[int]) -> Group:
-    """The stopped ranks of a mesh (an ActorMesh, a slice of one, or its name), or all; `gpus=3` picks some of them."""
+    """Returns the stopped ranks of a mesh (ActorMesh, slice, or name), or all; `gpus=3` picks some of them."""
     engine_controller = controller()
     handle = None if mesh is None or isinstance(mesh, str) else _handle(mesh)
     if handle is not None and picks:
@@ -160,12 +160,12 @@ def _picked(record: Stopped, label: str, pick: int | slice | Sequence[int]) -> b
 
 
 def eval(expression: str, mesh: object = None) -> Answers:  # noqa: A001
-    """An expression in the frames of all that is stopped, or of a mesh."""
+    """Evaluates an expression in the frames of all stopped threads, or of those of a mesh."""
     return group(mesh).eval(expression)
 
 
 def step(mesh: object = None, timeout: float = STEP_S) -> Answers:
-    """Runs all that is stopped to the next line, into functions."""
+    """Runs all stopped threads to the next line, into functions."""
     return group(mesh).step(timeout)
 
 
@@ -180,23 +180,23 @@ def resume(mesh: object = None) -> None:
 
 
 def where(mesh: object = None) -> str:
-    """The tree of the stacks of all that is stopped, with counts."""
+    """Returns the tree of the stacks of all stopped threads, with counts."""
     return group(mesh).where()
 
 
 def table() -> str:
-    """The stopped ranks, the other ranks and their locations, and the source around the line."""
+    """Returns the stopped ranks, the other ranks and their locations, and the source around the line."""
     return DebugPrompt(controller(), sessions).table()
 
 
 def detach(mesh: object = None) -> None:
-    """Gives up control of what is stopped, so that other controllers can send commands."""
+    """Gives up control of stopped threads, so that other controllers can send commands."""
     records = group(mesh).sessions
     controller().ask(records, m.Release(session=""))
 
 
 def take(mesh: object = None) -> None:
-    """Takes over what is stopped from another controller, which learns of it with its next command."""
+    """Takes over stopped threads from another controller, which learns of it with its next command."""
     controller().ask(group(mesh).sessions, m.Select(session="", force=True))
 
 
@@ -223,7 +223,7 @@ def on_change(listener: Callable[[str, Stopped], None]) -> Callable[[], None]:
 def set_breakpoint(
     where: str, mesh: object, *, condition: str = "", hit_condition: str = "", log: str = "", temporary: bool = False
 ) -> Breakpoint:
-    """A breakpoint in actors that run already: `where` is "train.py:42" or a function, "Trainer.step" or "step", or by
+    """Sets a breakpoint in running actors: `where` is "train.py:42" or a function, "Trainer.step" or "step", or by
     its full name any other, whose module is imported there. In a mesh of processes it holds in cells and in all actors.
 
     It takes effect from each actor's next endpoint call on. Raises DebugError if no rank knows the place.
@@ -284,7 +284,7 @@ def freeze_on_error(mesh: object, on: bool = True) -> None:
 
 
 def stacks(mesh: object) -> str:
-    """The Python stacks of every rank of a mesh, merged into one tree; of ranks stuck in C, too, if py-spy is there."""
+    """Returns the Python stacks of every rank of a mesh, merged into one tree; of ranks stuck in C by py-spy."""
     handle = _handle(mesh)
     return whereabouts.stacks_text(controller(), state_of(handle), list(region_of(handle).ranks()))
 

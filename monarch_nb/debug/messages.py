@@ -18,7 +18,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Go(Command, frozen=True, kw_only=True):
-    """debug.go: go on; a step counts from the selected frame, `until` stops at `line` or the next greater."""
+    """debug.go: continue; a step counts from the selected frame, `until` stops at `line` or the next greater."""
 
     motion: Motion = "continue"
     line: int | None = None
@@ -45,7 +45,7 @@ class Select(Command, frozen=True, kw_only=True):
 
 
 class Evaluate(Command, frozen=True, kw_only=True):
-    """debug.evaluate: an expression; of a `statement`, which may be one, what it prints."""
+    """debug.evaluate: the value of an expression; for a `statement`, which may be an expression, its output."""
 
     text: str
     statement: bool = False
@@ -53,7 +53,7 @@ class Evaluate(Command, frozen=True, kw_only=True):
 
 
 class GetVariables(Command, frozen=True, kw_only=True):
-    """debug.variables: the local variables, or those of some names; or a page of what a reference holds."""
+    """debug.variables: the local variables, or those of some names; or a page of the children of a reference."""
 
     names: tuple[str, ...] = ()
     reference: int = 0
@@ -66,7 +66,7 @@ class GetScopes(Command, frozen=True, kw_only=True):
 
 
 class Assign(Command, frozen=True, kw_only=True):
-    """debug.assign: give a local variable, or what a reference holds, the value of an expression."""
+    """debug.assign: set a local variable, or a child of a reference, to the value of an expression."""
 
     name: str
     text: str
@@ -93,18 +93,18 @@ class CommandAnswer(Harmless, frozen=True, kw_only=True):
     """The result of a command."""
 
     session: str
-    text: str = ""  # what was printed
+    text: str = ""  # the printed text
     value: Value | None = None
-    reference: int = 0  # to ask for what the value holds
+    reference: int = 0  # for requests of the value's children
     named: int = 0
     indexed: int = 0
     variables: tuple[Variable, ...] = ()
     total: int = 0  # how many variables there are
     error: str = ""
     resumed: bool = False
-    current: int = 0  # the frame it looks at now
+    current: int = 0  # the selected frame
     frame: Frame | None = None
-    source: tuple[str, ...] = ()  # lines around, where it looks at another frame than before
+    source: tuple[str, ...] = ()  # source lines, if another frame is selected than before
     first: int = 1
 
 
@@ -149,8 +149,8 @@ class BreakSet(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     lines: tuple[BreakLine, ...] = ()
     raised: str | None = None  # the ranks that stop where exceptions are raised, "" for all; None: none does
-    uncaught: str | None = None  # those that stop where an endpoint fails
-    release: bool = False  # whatever stands in the process goes on, and steps under way end nowhere
+    uncaught: str | None = None  # the ranks that stop where an endpoint fails
+    release: bool = False  # all stopped threads of the process resume, and running steps are dropped
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompleteName(msgspec.Struct, frozen=True):
-    """debug.complete: what a name, or a path of names, that was begun can become in the cells of an actor."""
+    """debug.complete: the completions of a name, or of a path of names, in the cells of an actor."""
 
     mesh: str
     rank: int
@@ -182,7 +182,7 @@ class Names(msgspec.Struct, frozen=True):
 
 
 class DescribeName(msgspec.Struct, frozen=True):
-    """debug.describe: what a name is in the cells of an actor."""
+    """debug.describe: a description of a name in the cells of an actor."""
 
     mesh: str
     rank: int
@@ -229,7 +229,7 @@ class Autopsy(msgspec.Struct, frozen=True, kw_only=True):
     mesh: str
     rank: int
     call: str = ""
-    release: bool = False  # let go of all that are kept instead
+    release: bool = False  # releases all stored ones instead
 
 
 class Freeze(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ class Stopped(Harmless, frozen=True, kw_only=True):
     call: str = ""
     chain: tuple[str, ...] = ()  # calls that wait for it
     thread: str = ""  # its name, where it is not the actor's own
-    event: Event = "asked"  # what it stands at
+    event: Event = "asked"  # the event at which it is stopped
     breakpoint: int = 0  # the number on the rank of the breakpoint that has stopped it
     reason: str = ""  # in words
     note: str = ""
@@ -73,7 +73,7 @@ class Stopped(Harmless, frozen=True, kw_only=True):
 
 
 class Over(Harmless, frozen=True):
-    """debug.resumed, debug.over: a thread goes on; the second says that no step of it can stop any more."""
+    """debug.resumed, debug.over: a thread has resumed; after the second, no step of it can stop any more."""
 
     session: str
     why: str = ""
@@ -105,14 +105,14 @@ class Value(Harmless, frozen=True):
 
 
 class Variable(Harmless, frozen=True):
-    """A variable, an element or an attribute; what it holds is asked for by `reference`, while the thread stands."""
+    """A variable, an element or an attribute; its children are requested by `reference` during the stop."""
 
     name: str
     value: Value
     reference: int = 0  # 0: it holds nothing
     named: int = 0  # how many attributes or keys it holds
     indexed: int = 0  # how many elements
-    expression: str = ""  # what gives it in the frame; "" where nothing does
+    expression: str = ""  # an expression for it in the frame; "" without one
 
 
 class Scope(Harmless, frozen=True):

@@ -31,7 +31,7 @@ Debugger = Callable[[], pdb.Pdb]
 
 
 def stepper() -> pdb.Pdb:
-    """A debugger that first stops in code of the user's."""
+    """Returns a debugger that first stops in code of the user's."""
     return pdb.Pdb(skip=SKIPPED)
 
 
@@ -83,7 +83,7 @@ def _origin(error: ActorError, rank: int | None) -> tuple[str, int, str]:
 def _fetch(
     runtime: Runtime, state: ActorState, rank: int, call: str, rank_name: str, limit: int, timeout: float
 ) -> tuple[FailedCall, ActorAndArguments]:
-    """The failed call, the actor and the arguments, which the rank sends between two calls. Blocks."""
+    """Returns the failed call, the actor and the arguments, which the rank sends between two calls. Blocks."""
     if state.stopped is not None:
         raise DebugError(f"{state.name} was stopped ({state.stopped}): the actor and the arguments went with it")
     part: ActorMesh[Any] = ActorMesh(state, Region((), NDSlice(rank, (), ())))
@@ -113,7 +113,7 @@ def _fetch(
 
 
 def _instance(runtime: Runtime, failure: FailedCall) -> Instance:
-    """An actor instance with the names of the rank's, which sends messages and owns meshes as the program does."""
+    """Returns an actor instance with the rank's names, which sends messages and owns meshes as the program does."""
     root = runtime.root
     return Instance(
         runtime,
@@ -228,7 +228,7 @@ def differences(remote: Surroundings, local: Surroundings) -> list[str]:
 
 
 def _distance_to_caller() -> int:
-    """Number of frames from the caller to the first one outside of this library, for `warnings.warn`."""
+    """Returns the number of frames from the caller to the first one outside of this library, for `warnings.warn`."""
     frame, distance = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("monarch_"):
         frame, distance = frame.f_back, distance + 1

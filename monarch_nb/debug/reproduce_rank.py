@@ -94,7 +94,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class FailedCall:
-    """What a rank knows about a failed call, without the actor and the arguments themselves."""
+    """A failed call on its rank, without the actor and the arguments themselves."""
 
     method: str
     point: Point  # in the slice that was called
@@ -117,7 +117,7 @@ class ActorAndArguments:
 
 
 def failed_call(actor: Any, call: str, limit: int) -> str | tuple[FailedCall, list[PickleBuffer]]:
-    """The failed call of an actor, and the frames of its `ActorAndArguments`; or why there is none. On its thread.
+    """Returns an actor's failed call, and the frames of its `ActorAndArguments`, or a reason. On its thread.
 
     The reason is not raised, because an error would replace the failure that the actor has stored.
     """
@@ -172,7 +172,7 @@ def _not_stored(incarnation: int) -> str:
 
 
 def surroundings() -> Surroundings:
-    """The surroundings in this process. Initializes no GPU."""
+    """Returns the surroundings in this process. Initializes no GPU."""
     torch: Any = sys.modules.get("torch")
     device = "none"
     if torch is not None and torch.cuda.is_initialized():
@@ -183,7 +183,7 @@ def surroundings() -> Surroundings:
 
 
 def _is_process(value: object) -> bool:
-    """True for a process of `multiprocessing`, which is not imported for this, since that renames `__main__`."""
+    """Returns whether this is a process of `multiprocessing`, without its import, which renames `__main__`."""
     module = sys.modules.get("multiprocessing.process")
     return module is not None and isinstance(value, module.BaseProcess)
 
@@ -197,12 +197,12 @@ class _NamedValue:
 
 
 def unwrapped(value: object) -> object:
-    """The value of a part; it is called where that is unpickled."""
+    """Returns the value of a part; it is called where that is unpickled."""
     return value
 
 
 def blank(cls: Any) -> Any:
-    """An actor without attributes; it is called where an actor is unpickled."""
+    """Returns an actor without attributes; it is called where an actor is unpickled."""
     try:
         return object.__new__(cls)
     except TypeError:  # it derives from a builtin type
@@ -242,7 +242,7 @@ class _Packer:
     missing_parts: dict[str, MissingValue] = field(default_factory=dict)  # parts in which something cannot be replaced
 
     def pack(self, stored: StoredFailure) -> list[Any]:
-        """The frames of the `ActorAndArguments`. Raises StateTooLargeError."""
+        """Returns the frames of the `ActorAndArguments`. Raises StateTooLargeError."""
         assert stored.arguments is not None
         args, kwargs = stored.arguments
         wrapped = tuple(_NamedValue(f"argument {index}", value) for index, value in enumerate(args))
@@ -265,18 +265,18 @@ class _Packer:
             return frames
 
     def enter(self, part: _NamedValue) -> object:
-        """The reduced form of a part."""
+        """Returns the reduced form of a part."""
         self.part = part.name
         return unwrapped, (self.missing_parts.get(part.name, part.value),)
 
     def replace(self, value: Any, reason: str) -> Any:
-        """The reduced form of a value that cannot be pickled: that of its stand-in."""
+        """Returns the reduced form of a value that cannot be pickled: that of its stand-in."""
         missing = MissingValue(self.part, f"{type(value).__module__}.{type(value).__qualname__}", reason)
         self.missing.append(missing)
         return missing.__reduce__()
 
     def attributes(self) -> dict[str, object]:
-        """The attributes of the actor, by name."""
+        """Returns the attributes of the actor, by name."""
         values = {name: getattr(self.actor, name) for name, _ in _slots(type(self.actor)) if hasattr(self.actor, name)}
         values.update(getattr(self.actor, "__dict__", {}))
         return {name: _NamedValue(f"self.{name}", value) for name, value in values.items()}
@@ -291,7 +291,7 @@ class _LenientPickler(Pickler):
         self._measured, self._size = 0, 0
 
     def reducer_override(self, obj: Any) -> Any:
-        """The reduced form of `obj`."""
+        """Returns the reduced form of `obj`."""
         packer = self._packer
         kind = type(obj)
         if kind is _NamedValue:

@@ -35,11 +35,11 @@ class DebugService:
         return self._debuggers.sets.encoded()
 
     def arm(self, cell: ActorCell, cls: type) -> None:
-        """An actor is about to be constructed, on its thread."""
+        """Prepares the thread of an actor, before its construction."""
         self._debuggers.sets.prepare(cell, cls)
 
     def held_at(self, mesh: str, rank: int) -> str:
-        """The location at which an actor is stopped and takes no messages; "" if it is not."""
+        """Returns the location at which an actor is stopped and takes no messages; "" if it is not."""
         record = self.controller.stopped.holding(mesh, rank)
         return f"{record.frame.function}, line {record.frame.line}" if record is not None else ""
 
@@ -63,10 +63,10 @@ def attach(runtime: Runtime) -> DebugService:
 
 
 def controller_of(runtime: Runtime) -> Controller:
-    """The controller's side of the debugger in a process."""
+    """Returns the controller's side of the debugger in a process."""
     return runtime.feature(_SERVICE).controller
 
 
 def controller() -> Controller:
-    """The controller of this process."""
+    """Returns the controller of this process."""
     return controller_of(current_runtime())

@@ -1,4 +1,4 @@
-"""GPUs, behind one small interface: memory that other processes can open, copies, and errors that stay."""
+"""GPUs behind one small interface: memory that other processes can open, copies, and sticky errors."""
 
 from monarch_nb.gpu.choice import driver, load, use
 from monarch_nb.gpu.driver import GpuDriver, GpuError, GpuMemoryError

@@ -1,4 +1,4 @@
-"""Which driver this process has for its GPUs, and what the first of these does."""
+"""The driver of this process for its GPUs, and the load of the first GPU."""
 
 import os
 import sys
@@ -12,9 +12,9 @@ _chosen: list[GpuDriver | None] = []
 
 
 def driver() -> GpuDriver | None:
-    """The driver of this process; None where it has no GPU, or nothing to speak to it with.
+    """Returns the driver of this process; None without a GPU or without bindings of its driver.
 
-    Never initialises CUDA: that happens with the first call of a method. MONARCH_NB_GPU=pretence chooses the driver of
+    Never initialises CUDA: the first call of a method does. MONARCH_NB_GPU=pretence chooses the driver of
     pretence, which keeps the memory of its devices in memory files; MONARCH_NB_GPU=none chooses none.
     """
     if not _chosen:
@@ -23,7 +23,7 @@ def driver() -> GpuDriver | None:
 
 
 def use(replacement: GpuDriver | None) -> Callable[[], None]:
-    """Makes `replacement` the driver of this process, for tests; the result takes that back."""
+    """Makes `replacement` the driver of this process, for tests; the result undoes that."""
     before = list(_chosen)
     _chosen[:] = [replacement]
 

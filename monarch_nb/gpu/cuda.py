@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 _HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
-_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY: torch's own name for it, 0, is that of no stream here
-_PIECE = 8 << 20  # bytes of one pinned buffer; two of them take turns
+_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY: torch calls it 0, which means no stream here
+_PIECE = 8 << 20  # bytes of one pinned buffer; used in pairs, alternately
 _STICKY = frozenset(
     {
         "CUDA_ERROR_ILLEGAL_ADDRESS",
@@ -239,7 +239,7 @@ class _Device:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """A block in which the calling thread's calls go to this device."""
+        """A block in which the calling thread's driver calls go to this device."""
         _call(cu.cuCtxPushCurrent, self._context)
         try:
             yield
@@ -248,17 +248,17 @@ class _Device:
 
     @contextmanager
     def stream(self) -> Iterator[cu.CUstream]:
-        """A stream that nobody else uses meanwhile, and that waits for no other."""
+        """A stream that no other block uses meanwhile, and that waits for no other stream."""
         with self._lock:
             stream = self._streams.pop() if self._streams else None
         if stream is None:
             stream = _call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
-        yield stream  # after an error it is not used again: copies may be under way
+        yield stream  # not reused after an error, since copies may be in progress
         with self._lock:
             self._streams.append(stream)
 
     def wait_for(self, stream: cu.CUstream, awaited: int) -> None:
-        """Makes further work of `stream` wait for the work that another stream has now."""
+        """Makes further work of `stream` wait for the present work of another stream."""
         if cu.cuStreamQuery(cu.CUstream(awaited))[0] == cu.CUresult.CUDA_SUCCESS:
             return
         event = _call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
@@ -269,12 +269,12 @@ class _Device:
             cu.cuEventDestroy(event)
 
     def staged(self, target: int, source: int, size: int, stream: cu.CUstream, *, to_host: bool) -> None:
-        """Copies between the device and pageable memory: while one pinned buffer is filled, the other is emptied."""
+        """Copies between the device and pageable memory: one pinned buffer is filled while the other is emptied."""
         with self._lock:
             buffers = self._pinned.pop() if self._pinned else None
         if buffers is None:
             buffers = (_pinned(_PIECE), _pinned(_PIECE))
-        before: tuple[int, int, int] | None = None  # buffer, offset and size of the piece that is under way to the host
+        before: tuple[int, int, int] | None = None  # buffer, offset and size of the piece in transit to the host
         events = [_call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING.value) for _ in buffers]
         try:
             for number, start in enumerate(range(0, size, _PIECE)):
@@ -314,7 +314,7 @@ def _pinned(size: int) -> int:
 
 
 def _call(function: Callable[..., Any], *args: object) -> Any:
-    """Calls the driver; returns what follows the error number, alone or as a tuple."""
+    """Calls the driver; returns its results after the error number, alone or as a tuple."""
     error, *results = function(*args)
     _checked(error, function.__name__)
     return results[0] if len(results) == 1 else tuple(results)

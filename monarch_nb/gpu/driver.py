@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class GpuError(RuntimeError):
-    """A call of the driver failed. `code` is its number; `sticky` if every later call of this process will fail too."""
+    """A failed call of the driver. `code` is its number; `sticky` if every later call of this process will fail too."""
 
     def __init__(self, text: str, code: int = 0, *, sticky: bool = False) -> None:
         super().__init__(text)
@@ -33,44 +33,44 @@ class GpuDriver(Protocol):
     # -- torch's side -------------------------------------------------------------------------------------------------
 
     def device_of_tensor(self, tensor: "torch.Tensor | torch.UntypedStorage") -> int | None:
-        """The device that a torch tensor or storage is on; None for one elsewhere. Makes no call of the driver."""
+        """Returns the device of a torch tensor or storage; None for one elsewhere. Makes no call of the driver."""
 
     def new_storage(self, size: int, device: int) -> "torch.UntypedStorage":
-        """Memory of torch's allocator as a `torch.UntypedStorage` of so many bytes.
+        """Returns memory of torch's allocator as a `torch.UntypedStorage` of `size` bytes.
 
         Raises torch.OutOfMemoryError.
         """
 
     def current_stream(self, device: int) -> int:
-        """The stream into which torch puts the calling thread's work, as `copy` takes it."""
+        """Returns torch's current stream of the calling thread, as `copy` takes it."""
 
     def devices(self) -> tuple[int, ...]:
-        """The devices, if this process computes on them already; else none. Initialises nothing."""
+        """Returns the devices if this process computes on them already, else none. Initialises nothing."""
 
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def device_of(self, address: int) -> int | None:
-        """The device whose memory an address lies in; None for memory of the host."""
+        """Returns the device whose memory contains an address; None for memory of the host."""
 
     def range_of(self, address: int) -> tuple[int, int]:
-        """Start and size of the allocation that an address lies in."""
+        """Returns start and size of the allocation that contains an address."""
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def copy(self, target: int, source: int, size: int, *, device: int, after: int = 0) -> None:
-        """Copies bytes between any two addresses; blocks until they are there.
+        """Copies bytes between any two addresses; blocks until the copy is complete.
 
-        `after` is a stream of `device` (0: none) whose work so far comes first. Memory of the host that is not pinned
+        `after` is a stream of `device` (0: none) whose present work comes first. Memory of the host that is not pinned
         is staged through pinned memory, a piece at a time.
         """
 
     # -- memory that others lend (torch's allocations): named by a handle, opened by other processes ------------------
 
     def lend(self, address: int) -> bytes:
-        """A handle by which other processes of this host open the allocation that starts at `address`."""
+        """Returns a handle by which other processes of this host open the allocation that starts at `address`."""
 
     def open(self, handle: bytes, device: int) -> int:
-        """The address, in this process, of an allocation that another process lent. Each `open` needs a `close`."""
+        """Opens an allocation that another process lends; returns its address here. Each `open` needs a `close`."""
 
     def close(self, address: int) -> None:
         """Ends an `open`."""
@@ -78,7 +78,7 @@ class GpuDriver(Protocol):
     # -- memory of our own: a descriptor names it; it lives as long as a process holds the descriptor or maps it ------
 
     def create(self, size: int, device: int) -> tuple[int, int]:
-        """New memory of at least `size` bytes: a descriptor (close it with os.close) and the bytes that it has.
+        """Allocates at least `size` bytes; returns a descriptor (close it with os.close) and the actual size in bytes.
 
         Raises GpuMemoryError where the device is full.
         """
@@ -87,18 +87,18 @@ class GpuDriver(Protocol):
         """Maps the memory behind a descriptor, of the `size` that `create` returned; returns its address."""
 
     def unmap(self, address: int, size: int) -> None:
-        """Ends a `map`. Work on the memory that is under way must have ended."""
+        """Ends a `map`. Work on the memory must have ended."""
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     def identity(self, device: int) -> str:
-        """A name of the device that no other device of this machine has, such as its UUID."""
+        """Returns a name of the device that no other device of this machine has, such as its UUID."""
 
     def memory(self, device: int) -> tuple[int, int]:
-        """Free and total bytes."""
+        """Returns free and total bytes."""
 
     def load(self, device: int) -> GpuLoad:
         """Returns the load of the device and its memory in use. May take milliseconds."""
 
     def check(self) -> None:
-        """Raises the sticky GpuError of this process, if a kernel or copy has left one; else does nothing."""
+        """Raises the sticky GpuError of this process, if a kernel or copy has caused one; else does nothing."""

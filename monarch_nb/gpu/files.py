@@ -1,7 +1,7 @@
-"""Memory files of a GPU: large buffers between processes that share it, without a copy through the host.
+"""Memory files of a GPU: large buffers between processes that share the GPU, without a copy through the host.
 
-What memory files are for the host's memory: written once, named by a descriptor, alive as long as any process holds
-the descriptor, so that nothing is lost or left when either side is killed. A receiver copies it into memory of its own.
+Like memory files of the host they are written once, named by a descriptor, and live while any process holds
+the descriptor, so that nothing is lost or left over when either side is killed. A receiver copies them.
 """
 
 import contextlib
@@ -16,26 +16,26 @@ from typing import Any
 from monarch_nb.gpu.choice import driver
 from monarch_nb.gpu.driver import GpuError
 
-SMALLEST = 1 << 20  # bytes; below, the way through the host is as quick
+SMALLEST = 1 << 20  # bytes; smaller buffers are as fast through the host
 _SYS_PIDFD_GETFD = 438  # the same on all architectures
 _PR_SET_PTRACER, _ANY = 0x59616D61, 2**64 - 1  # <sys/prctl.h>
 _FOLDER = "gpus"
 
 
 class DeviceFile:
-    """Bytes in the memory of a GPU, named by a descriptor, which is closed with the last reference to this."""
+    """Bytes in the memory of a GPU, named by a descriptor, which is closed with the last reference to this object."""
 
     __slots__ = ("_closer", "_staged", "device", "fd", "is_received", "length", "size")
 
     def __init__(self, fd: int, length: int, size: int, device: int, *, is_received: bool) -> None:
-        self._closer = select.epoll.fromfd(fd)  # in C: Ctrl-C can cut a finalizer off before its first line
+        self._closer = select.epoll.fromfd(fd)  # in C, since Ctrl-C can end a Python finalizer before its first line
         self._staged: bytearray | None = None
         self.fd, self.length, self.size, self.device = fd, length, size, device
         self.is_received = is_received
 
     @classmethod
     def holding(cls, address: int, length: int, device: int) -> "DeviceFile | None":
-        """A copy of memory of the device, once the current stream has come so far; None where it has no room."""
+        """Copies memory of the device, after the present work of the current stream; None if the device has no room."""
         gpu = driver()
         assert gpu is not None
         try:
@@ -54,16 +54,16 @@ class DeviceFile:
 
     @classmethod
     def of_process(cls, pid: int, fd: int, length: int, size: int, device: int) -> "DeviceFile":
-        """The file that process `pid` has as `fd`. Raises OSError."""
+        """Returns the file that process `pid` has as `fd`. Raises OSError."""
         return cls(_fetched(pid, fd), length, size, device, is_received=True)
 
     @property
     def nbytes(self) -> int:
-        """The same as `length`, by the name that other buffers have for it."""
+        """As `length`, under the name that other buffers use."""
         return self.length
 
     def copy_to(self, address: int, device: int) -> None:
-        """Copies it to memory of a device, behind the work of its current stream. Blocks; raises GpuError."""
+        """Copies the content to memory of a device, after the work of its current stream. Blocks; raises GpuError."""
         gpu = driver()
         assert gpu is not None
         own = gpu.map(self.fd, self.size, self.device)
@@ -73,7 +73,7 @@ class DeviceFile:
             gpu.unmap(own, self.size)
 
     def view(self) -> memoryview:
-        """The bytes in memory of the host, for those who do not share the GPU; copied once."""
+        """Returns the content in memory of the host, for processes that do not share the GPU; copied once."""
         if self._staged is None:
             room = bytearray(self.length)
             gpu = driver()
@@ -105,20 +105,20 @@ class Marker(ctypes.Array[ctypes.c_ubyte]):
 
 
 def announce(folder: Path, name: str) -> bool:
-    """Lets other processes of this host know which GPUs this one sees; False if it has none that files can come to."""
+    """Announces the GPUs of this process to others of this host; False without GPUs that can receive files."""
     text = _own_gpus()
     if not text:
         return False
     try:
         (folder / _FOLDER).mkdir(mode=0o700, exist_ok=True)
         (folder / _FOLDER / name).write_text(text)
-    except OSError:  # a full disk: then all goes through the host
+    except OSError:  # a full disk: transfers then go through the host
         return False
     return True
 
 
 def announced(folder: Path, name: str) -> bool:
-    """Returns whether a process of this host has announced the GPUs that this one sees, in the same order."""
+    """Returns whether a process of this host has announced the same GPUs as this process sees, in the same order."""
     text = _own_gpus()
     with contextlib.suppress(OSError):
         return bool(text) and (folder / _FOLDER / name).read_text() == text
@@ -127,13 +127,13 @@ def announced(folder: Path, name: str) -> bool:
 
 @cache
 def _own_gpus() -> str:
-    """The GPUs that this process sees, "" if it has none or device files cannot come to it. Initialises nothing."""
+    """Returns the GPUs that this process sees, "" without one or if it cannot receive files. Initialises nothing."""
     if os.environ.get("MONARCH_NB_GPU") != "pretence" and (
         not os.path.exists("/dev/nvidiactl") or find_spec("cuda") is None or find_spec("cuda.bindings") is None
     ):
         return ""
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_ANY), 0, 0, 0)  # or others may not fetch descriptors, where yama is
+    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_ANY), 0, 0, 0)  # else yama may forbid others to fetch descriptors
     read_end, write_end = os.pipe()
     try:
         os.close(_fetched(os.getpid(), read_end))
@@ -146,7 +146,7 @@ def _own_gpus() -> str:
 
 
 def _fetched(pid: int, fd: int) -> int:
-    """A descriptor of another process, as one of this: the driver's have no path that could be opened."""
+    """Duplicates a descriptor of another process into this one: the driver's have no path that could be opened."""
     pidfd = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) says of a GPU, by NVIDIA's package nvidia-ml-py, which may not be there.
+"""The load of a GPU by NVIDIA's management library (NVML), through the optional package nvidia-ml-py of NVIDIA.
 
 Source: the NVML API reference, sections "Device Queries" and "Clocks event reasons"; docs.nvidia.com/deploy/nvml-api.
 """
@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
-# Reasons for a lower clock, those that are no fault left out (nvmlClocksEventReasons in nvml.h).
+# Reasons for a lower clock, without those that are no fault (nvmlClocksEventReasons in nvml.h).
 _SLOWDOWNS = {
     0x40: "it is too hot",
     0x20: "it is too hot",
@@ -23,9 +23,9 @@ _SLOWDOWNS = {
 class GpuLoad(NamedTuple):
     """The load of a GPU, and its memory in use, in bytes.
 
-    `share` of the last moments is that in which kernels of any process ran, -1 where it is not known. `own` is what
-    this process has there, with its context and its libraries; -1 where it is not known, as in most containers.
-    `slowed` says why its clock is lower than it could be: "it is too hot (91 °C)".
+    `share` is the share of the last moments in which kernels of any process ran, -1 if unknown. `own` is the memory of
+    this process, with its context and its libraries; -1 if unknown, as in most containers.
+    `slowed` is the reason for a reduced clock: "it is too hot (91 °C)".
     """
 
     share: float
@@ -36,7 +36,7 @@ class GpuLoad(NamedTuple):
 
 
 def load_by_nvml(uuid: str, used: int, total: int) -> GpuLoad:
-    """The load of the GPU with this UUID, which is written without "GPU-"; `used` and `total` are known already."""
+    """Returns the load of the GPU with this UUID, without "GPU-"; the caller knows `used` and `total`."""
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()
@@ -52,12 +52,12 @@ def load_by_nvml(uuid: str, used: int, total: int) -> GpuLoad:
 def _asked(ask: Callable[[], T], unknown: T) -> T:
     try:
         return ask()
-    except Exception:  # NVMLError: this device, or this driver, does not say it
+    except Exception:  # NVMLError: unsupported by this device or this driver
         return unknown
 
 
 def _own(nvml: ModuleType, handle: object) -> int:
-    """Bytes of this process; clients of MPS are listed apart. Processes are named as the host numbers them."""
+    """Returns bytes of this process; clients of MPS are listed separately. Processes have the numbers of the host."""
 
     def sizes(kind: str) -> list[int]:
         listed = [process for process in getattr(nvml, kind)(handle) if process.pid == os.getpid()]

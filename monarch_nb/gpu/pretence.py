@@ -1,8 +1,8 @@
-"""A driver of pretence: what the engine does with a GPU, on a machine without one.
+"""A driver of pretence: runs the engine's GPU code on a machine without a GPU.
 
-The memory of its devices lies in memory files, so that other processes open it, lifetimes are those of descriptors and
-mappings, and the kernel ends them when a process is killed, as it does for CUDA's. `ASSUMPTIONS` lists what it takes
-the real one to do; `make gpu-report PART=driver` checks each on a GPU.
+The memory of its devices consists of memory files, so that other processes can open it, descriptors and mappings keep
+it alive, and the kernel frees it when a process is killed, as for CUDA's. `ASSUMPTIONS` lists the assumed properties of
+the real driver; `make gpu-report PART=driver` checks each on a GPU.
 """
 
 import ctypes
@@ -48,9 +48,9 @@ class PretenceDriver:
 
     def __init__(self, capacity: int = 1 << 30, devices: int = 1) -> None:
         self.capacity = capacity
-        self.others = 0  # bytes of each device that other processes have
-        self.share, self.slowed = 0.0, ""  # of what `load` says
-        self.copies: list[tuple[int | None, int | None, int]] = []  # to and from which device (None: the host), bytes
+        self.others = 0  # bytes that other processes use on each device
+        self.share, self.slowed = 0.0, ""  # results of `load`
+        self.copies: list[tuple[int | None, int | None, int]] = []  # target and source device (None: the host), bytes
         self._lock = threading.RLock()
         self._maps: dict[int, tuple[mmap.mmap, int, int]] = {}  # by address: mapping, bytes, device
         self._starts: list[int] = []
@@ -59,7 +59,7 @@ class PretenceDriver:
         self._error: GpuError | None = None
 
     def break_down(self, reason: str = "CUDA_ERROR_ILLEGAL_ADDRESS") -> None:
-        """From now on every call fails, as after an illegal access by a kernel."""
+        """Makes every call fail from now on, as after an illegal access by a kernel."""
         self._error = GpuError(f"pretence: {reason}", _STICKY_CODE, sticky=True)
 
     # -- torch's side -------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class PretenceDriver:
         return f"pretence-{device}"
 
     def memory(self, device: int) -> tuple[int, int]:
-        """See GpuDriver: what this process has allocated counts, and what others are said to have."""
+        """See GpuDriver: counts this process's allocations, and the memory that others pretend to use."""
         self.check()
         return self.capacity - self.others - self._used[device], self.capacity
 
@@ -209,7 +209,7 @@ class PretenceDriver:
 
 
 class _PretendedMemory:
-    """Memory behind a storage; frees it when nothing refers to it any more."""
+    """Memory behind a storage; frees itself with the last reference."""
 
     def __init__(self, driver: PretenceDriver, address: int, size: int, device: int) -> None:
         self._free = (driver, address, size, device)

@@ -1,7 +1,7 @@
 """Output of processes, from a descriptor to a cell: journals, spools, the agent's tail, lines, options and views.
 
-A process writes to its journal; its host agent tails the spool in which that lies and sends chunks to the process that
-has spawned it; there they become lines again, and are shown by a script's output or by the cells of a notebook.
+A process writes to its journal; its host agent tails the spool that contains it and sends chunks to the process that
+has spawned it, which splits them into lines again. A script's output or the cells of a notebook show the lines.
 """
 
 from typing import TYPE_CHECKING

@@ -15,28 +15,28 @@ from monarch_nb.logs.written import Written
 from monarch_nb.runtime.output.displays import displays
 from monarch_nb.settings import settings
 
-STALE_SECONDS = 1.0  # a line without end is written after that long
-SILENCE_SECONDS = 5.0  # what was written before a reply is waited for while it comes, each piece for so long,
-LIMIT_SECONDS = 20.0  # and all of it for no longer than that
+STALE_SECONDS = 1.0  # after which a line without end is written
+SILENCE_SECONDS = 5.0  # the longest wait for the next piece of output that was written before a reply,
+LIMIT_SECONDS = 20.0  # and for all of it
 
 logger = logging.getLogger(__name__)
 
 
 class Windows:
-    """Any thread may put; one at a time takes. Times are monotonic."""
+    """Lines to write, some held in windows of time. Any thread may put; one at a time takes. Times are monotonic."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
         self._new: deque[Line] = deque()
-        self._held: dict[str, tuple[float, list[Line]]] = {}  # by mesh: when they are due
+        self._held: dict[str, tuple[float, list[Line]]] = {}  # by mesh: the end of the window, and its lines
 
     def put(self, written: Iterable[Written]) -> None:
-        """More lines. Does not block."""
+        """Adds lines. Does not block."""
         for lines in written:
             self._new.extend(lines_of(lines))
 
     def take(self, now: float, *, all_of_it: bool = False) -> tuple[list[Line], list[Line]]:
-        """Takes what is due: single lines, and lines of closed windows."""
+        """Takes the lines that are due: single ones, and those of closed windows."""
         single: list[Line] = []
         while self._new:
             line = self._new.popleft()
@@ -49,13 +49,13 @@ class Windows:
         return single, [line for uid in due for line in self._held.pop(uid)[1]]
 
     def wait(self, now: float) -> float | None:
-        """Seconds until the next window is over; None when nothing is held."""
+        """Returns the seconds until the next window is over; None when nothing is held."""
         windows = tuple(self._held.values())
         return max(0.0, min(end for end, _ in windows) - now) if windows else None
 
 
 class Forwarding:
-    """A presenter. Lines are written by a thread of its own, never by the reading one."""
+    """A presenter. Lines are written by a thread of its own, never by the reading thread."""
 
     def __init__(self, logs: MeshLogs) -> None:
         self._logs = logs
@@ -68,7 +68,7 @@ class Forwarding:
         self._stop_listening = self._receiver.listen(self._wrote)
 
     def close(self) -> None:
-        """Writes what there is, and nothing from then on."""
+        """Writes all pending output, and nothing from then on."""
         if self._closed:
             return
         self.settle()
@@ -77,7 +77,7 @@ class Forwarding:
         self._wake.set()
 
     def settle(self) -> None:
-        """Writes what was written before the replies and ends that are known here; blocks for it, not long."""
+        """Writes the output that preceded the replies and ends known here; blocks for it, not long."""
         self._receiver.drain(self._logs.positions.take(), silence=SILENCE_SECONDS, limit=LIMIT_SECONDS)
         self._receiver.cut_stale(0.0, progress=True)
         self.flush(all_of_it=True)
@@ -98,19 +98,19 @@ class Forwarding:
             try:
                 self._receiver.cut_stale(STALE_SECONDS)
                 self.flush()
-            except (OSError, ValueError):  # nobody reads it any more
+            except (OSError, ValueError):  # the reader is gone
                 return
             except Exception:
                 logger.exception("output of processes could not be written")
 
     def flush(self, *, all_of_it: bool = False) -> None:
-        """Writes all complete lines now, but those of windows that last; with `all_of_it` these too."""
+        """Writes all complete lines now, except those of open windows; with `all_of_it` these too."""
         with self._writing:
             lines, gathered = self._windows.take(time.monotonic(), all_of_it=all_of_it)
             text = ""
             for line in lines:
                 if line.display is not None and displays.has_viewer:
-                    _write(text)  # in a process: on to where its own output goes
+                    _write(text)  # in a process of a mesh: to its own output
                     text = ""
                     displays.relay(line.display, line.call, line.address)
                 elif line.display is None or line.text:
@@ -122,7 +122,7 @@ class Forwarding:
     def _prefix(self, address: str) -> str:
         option = self._logs.options.of(address)
         streamed = settings.enable_log_forwarding or (option is not None and option.stream)
-        outermost = not displays.has_viewer  # what a process writes gets its own rank where it arrives
+        outermost = not displays.has_viewer  # lines of a process get its rank at the receiver
         if settings.prefix_with_rank and (outermost or streamed):
             return prefix([self._logs.sources.of(address)], named=True)
         return ""

@@ -1,4 +1,4 @@
-"""Output of a proc, written to files that its agent reads: it never waits for a reader or fails on a full disk."""
+"""Output of a proc, written to files that its agent reads: writing never waits for a reader or fails on a full disk."""
 
 import io
 import os
@@ -10,20 +10,20 @@ from collections.abc import Callable
 from monarch_nb.host.linux import line_buffer_c_stdio
 from monarch_nb.logs.marks import DISPLAY, ERR, OUT, STDERR, STDOUT, TEXT, Mark, clean
 
-TURN_SECONDS = 0.0001  # in which whoever waits to write gets its turn
-MARK_SECONDS = 0.05  # text is marked anew after that long, so that its time is known
+TURN_SECONDS = 0.0001  # a pause in which waiting writers get their turn
+MARK_SECONDS = 0.05  # after which text gets a new mark, which has its time
 
 
 class ForgivingText(io.TextIOWrapper):
-    """A text stream that never raises for lack of space; what could not be written is said once something can be again.
+    """A text stream that never raises for lack of space; it reports lost output once it can be written to again.
 
-    All below it is C: an interrupt cannot come between writing a line and knowing that it was written.
+    All layers below are C: an interrupt cannot separate the writing of a line from the record that it was written.
     """
 
     _reason = ""
 
     def write(self, text: str, /) -> int:
-        """Write what can be written."""
+        """Writes what can be written."""
         try:
             if self._reason:
                 super().write(f"[output was lost here: {self._reason}]\n")
@@ -35,7 +35,7 @@ class ForgivingText(io.TextIOWrapper):
             return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered, if it can be written."""
+        """Writes buffered text if it can be written."""
         try:
             super().flush()
         except OSError as error:
@@ -47,10 +47,10 @@ class MarkedText(ForgivingText):
 
     journal: "Journal"
     stream = STDOUT
-    unfinished = False  # something may be buffered
+    unfinished = False  # text may be buffered
 
     def write(self, text: str, /) -> int:
-        """Write what can be written. From any thread."""
+        """Writes what can be written. From any thread."""
         queue, me = self.journal.queue, threading.get_ident()
         try:
             queue.add(me)
@@ -62,26 +62,26 @@ class MarkedText(ForgivingText):
                 self.unfinished = bool(self._reason) or ("\n" not in text and "\r" not in text)
         finally:
             queue.discard(me)
-        if queue and not self.unfinished:  # else who writes all the time has the lock again before others wake
+        if queue and not self.unfinished:  # else a busy writer takes the lock again before others wake
             time.sleep(TURN_SECONDS)
         return done
 
     def flush(self) -> None:
-        """Write what is buffered, if it can be written."""
+        """Writes buffered text if it can be written."""
         if self.unfinished:
             with self.journal.lock:
                 super().flush()
                 self.unfinished = bool(self._reason)
 
     def fileno(self) -> int:
-        """The descriptor that child processes and C code write to; their output is kept beside."""
+        """Returns the descriptor that child processes and C code write to; their output is stored separately."""
         return self.stream
 
 
 class Journal:
     """The text file of a proc's spool, with its marks. Methods from any thread.
 
-    Output belongs to no call until `tag_by` has said who knows of calls.
+    Output belongs to no call until `tag_by` has set how to find calls.
     """
 
     def __init__(self, base: str) -> None:
@@ -106,13 +106,13 @@ class Journal:
     def tag_by(self, tag: Callable[[], tuple[str, int]], sole: Callable[[], str]) -> None:
         """Sets how to find the call of output.
 
-        `tag` gives the call of the running code and the level of the logging record that it is writing, `sole` the
+        `tag` returns the call of the running code and the level of the logging record being written, `sole` the
         only call that runs; "" and 0 for none.
         """
         self._tag, self._sole = tag, sole
 
     def before(self, stream: int) -> None:
-        """Mark what is about to be written, if it differs from what was written last. Under the lock."""
+        """Marks the next text if its mark would differ from the last one. Under the lock."""
         key = (stream, *self._tag())
         now = time.time()
         if not self._marking:
@@ -121,7 +121,7 @@ class Journal:
             self._mark(key, now)
 
     def display(self, line: bytes, tag: tuple[str, int]) -> bool:
-        """Write something displayed, for the call in `tag`, as a line of its own. False where it cannot be written."""
+        """Writes a display, for the call in `tag`, as a line of its own. Returns False if it cannot be written."""
         if not self._marking:
             return False
         with self.lock:
@@ -132,18 +132,18 @@ class Journal:
             try:
                 while rest:
                     rest = rest[os.write(file, rest) :]
-            except OSError:  # the disk is full; the mark before what is written next ends the part that is there
+            except OSError:  # the disk is full; the next mark ends the partial line
                 return False
         return True
 
     def mark(self) -> None:
-        """Mark which call raw output since the last mark belongs to, if there is any."""
+        """Marks the call of raw output since the last mark, if there is any."""
         if self._raw_sizes() != self._sizes and self._marking:
             with self.lock:
                 self._mark(self._key, time.time())
 
     def position(self) -> int:
-        """End of the output so far, in bytes of the text file; 0 if nothing was written."""
+        """Returns the end of the output so far, in bytes of the text file; 0 before any output."""
         self.texts[0].flush()
         self.texts[1].flush()
         self.mark()
@@ -161,7 +161,7 @@ class Journal:
         try:
             os.write(self.texts[0].buffer.fileno(), Mark(now, stream, level, call, *sizes, raw).encode())
         except OSError:
-            return False  # the disk is full: the text that comes will find out too
+            return False  # the disk is full: the next text will fail as well
         self._key, self._marked_at, self._sizes = key, now, sizes
         return True
 
@@ -175,9 +175,9 @@ class Journal:
 
 
 def redirect(base: str) -> Journal | None:
-    """Point stdin at nothing and stdout and stderr, Python's and C's, at the files of the spool `base`.
+    """Points stdin at nothing and stdout and stderr, Python's and C's, at the files of the spool `base`.
 
-    Gives the journal; None where there can be none, then all output is dropped.
+    Returns the journal; None if it cannot be created, then all output is dropped.
     """
     _onto(os.devnull, os.O_RDONLY, 0)
     journal = None
@@ -201,7 +201,7 @@ def redirect(base: str) -> Journal | None:
 
 
 def journal_of_this_process() -> Journal | None:
-    """The one that `redirect` has made here."""
+    """Returns the journal that `redirect` has created."""
     return getattr(sys.__stdout__, "journal", None)
 
 

@@ -8,7 +8,7 @@ from monarch_nb.wire import decode_display
 
 
 def plain(block: LogBlock) -> bytes:
-    """A block as text: of a display what stands for it."""
+    """Returns a block as text: for a display its text form."""
     if block.stream != DISPLAY:
         return block.data
     display = decode_display(block.data)
@@ -16,7 +16,7 @@ def plain(block: LogBlock) -> bytes:
 
 
 def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
-    """The last lines a proc wrote, of `most` bytes; empty if that cannot be read."""
+    """Returns the last lines that a proc wrote, of at most `most` bytes; empty if they cannot be read."""
     text, stream = b"", STDOUT
     spool = Spool(base, most)
     try:
@@ -32,7 +32,7 @@ def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
 
 
 def spool_size(base: str) -> int:
-    """Bytes of a proc's output in its spool, taken or not; 0 if unknown."""
+    """Returns the bytes of a proc's output in its spool, taken or not; 0 if unknown."""
     spool = Spool(base)
     try:
         return spool.backlog

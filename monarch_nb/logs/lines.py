@@ -1,4 +1,4 @@
-"""Single lines as people see them: equal ones of several ranks once, with the ranks that they come from."""
+"""Single lines for display: equal ones of several ranks once, with the ranks that they come from."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -31,13 +31,13 @@ _ACTOR = re.compile(r"\[actor=<root>(?:\.<[^<>]*>)*\.<\S+ ([^<>{}]+)(?:\{[^{}]*\
 
 
 def briefly(written: Written) -> Written:
-    """Records of `logging` with the name of their actor alone: its rank stands before the line, and equal ones meet."""
+    """Shortens records of `logging` to the name of their actor: the rank precedes the line, and equal lines merge."""
     if not written.level or "[actor=" not in written.text:
         return written
     return written._replace(text=_ACTOR.sub(r"[\1] ", written.text))
 
 
-# What tqdm draws: "train:  40%|████      | 4/10 [00:01<00:02, 2.75it/s, loss=0.3]".
+# The format of tqdm: "train:  40%|████      | 4/10 [00:01<00:02, 2.75it/s, loss=0.3]".
 _BAR = re.compile(r"(.*?)\s*\d{1,3}%\|[^|]*\|\s*(\S+)/(\S+) \[[\d:]+<[^,\]]*,[^,\]]*((?:, [^\[\]]*)?)\]\s*")
 
 
@@ -59,7 +59,7 @@ class Bar(NamedTuple):
 def merged(
     lines: Iterable[Line], source_of: Callable[[str], Source], *, named: bool, prefixed: bool = True
 ) -> list[str]:
-    """Equal lines once, with the ranks they come from, and how often if some rank wrote them more than once."""
+    """Returns equal lines once, with their ranks, and a count if some rank wrote them more than once."""
     groups: dict[tuple[str, str], list[Source]] = {}
     for line in lines:
         if line.display is not None and not line.text:

@@ -1,9 +1,9 @@
-"""The form of a spool: three files that a proc writes and its agent reads.
+"""The format of a spool: three files that a proc writes and its agent reads.
 
-One holds what Python writes, with marks that say what follows: its stream, its call, its time. A display is a line of
-its own with a mark before it. The two others hold raw output: what C code and child processes write to descriptors 1
-and 2. A mark also says how large those two were when it was made, so that all three can be read in the order in which
-they were written.
+One contains Python's output, with marks that describe the text after them: its stream, its call, its time. A display is
+a line of its own with a mark before it. The two others contain raw output: of C code and child processes on descriptors
+1 and 2. A mark also has the sizes of those two files when it was made, so that all three can be read in the order in
+which they were written.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ TEXT, OUT, ERR = ".txt", ".out", ".err"  # suffixes of the files: Python's text,
 STDOUT, STDERR = 1, 2
 DISPLAY = 3  # no text, but one line of a display: see monarch_nb.wire.display
 NO_CALL = "-"
-UNCLAIMED = "?"  # the call of raw output whose proc did not know it
+UNCLAIMED = "?"  # the call of raw output whose proc did not know the call
 
 
 class Mark(NamedTuple):
@@ -23,13 +23,13 @@ class Mark(NamedTuple):
     at: float  # wall clock, seconds
     stream: int
     level: int  # of the record of `logging`, 0 for other text
-    call: str  # the call it came from, "" for none
+    call: str  # the call that wrote the text, "" for none
     out: int  # bytes of raw stdout written before
     err: int  # and of raw stderr
     raw_call: str  # the call of the raw output since the mark before, "" for none
 
     def encode(self) -> bytes:
-        """The mark as a line of its own."""
+        """Returns the mark as a line of its own."""
         words = (
             f"{self.at:.3f}",
             self.stream,
@@ -46,7 +46,7 @@ BEGIN = Mark(0.0, STDOUT, 0, "", 0, 0, "")
 
 
 def decode(line: bytes) -> Mark | None:
-    """The mark of a line without its end; None for anything else, such as one that a full disk has cut off."""
+    """Returns the mark of a line without its end; None for any other line, such as one that a full disk has cut off."""
     words = line[1:].decode("ascii", "replace").split(" ")
     try:
         timestamp, stream, level, out, err, call, raw_call = ("" if word == NO_CALL else word for word in words)
@@ -57,5 +57,5 @@ def decode(line: bytes) -> Mark | None:
 
 
 def clean(text: str) -> str:
-    """Text in which nothing can be taken for a mark."""
+    """Returns the text without characters that begin a mark."""
     return text.replace("\x1e", "\u241e") if "\x1e" in text else text

@@ -25,7 +25,7 @@ from monarch_nb.runtime import (
 )
 from monarch_nb.wire import host_of
 
-FORGET_SECONDS = 5.0  # after the end of a mesh: its last words may still be on their way
+FORGET_SECONDS = 5.0  # after the end of a mesh, whose last output may still be in transit
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +34,14 @@ class Presenter(Protocol):
     """Shows what processes write: a script's standard output, or a notebook's cells."""
 
     def settle(self) -> None:
-        """Shows what was written before the replies and ends that are known here; blocks for it, not long."""
+        """Shows the output that preceded the replies and ends known here; blocks for it, not long."""
 
     def close(self) -> None:
-        """Shows what there is, and nothing from then on."""
+        """Shows all pending output, and nothing from then on."""
 
 
 def only_call(address: str, calls: Iterable[PendingCall[object]], meshes: Mapping[str, MeshState]) -> str:
-    """The only call that waits for an answer of a process, "" if there are none or several."""
+    """Returns the only call that waits for an answer of a process, "" if there are none or several."""
     uid, rank = mesh_of(address), rank_of(address)
     claimed = ""
     for call in calls:
@@ -71,7 +71,7 @@ class MeshLogs:
     def _claim(self, address: str) -> str:
         return only_call(address, tuple(self._runtime.calls.values()), self._runtime.meshes)
 
-    # -- who shows them ---------------------------------------------------------------------------------------------
+    # -- presentation ----------------------------------------------------------------------------------------------
 
     def present(self, presenter: Presenter | None) -> None:
         """Makes `presenter` show the lines; closes the one before."""
@@ -80,12 +80,12 @@ class MeshLogs:
             before.close()
 
     def settle(self) -> None:
-        """Shows what was written before the replies and ends that are known here; blocks for it, not long."""
+        """Shows the output that preceded the replies and ends known here; blocks for it, not long."""
         if self._presenter is not None:
             self._presenter.settle()
 
     def close(self) -> None:
-        """Shows what there is: this process ends."""
+        """Shows all pending output at the end of this process."""
         self.present(None)
 
     def set_option(self, uid: str, option: LogOption) -> None:
@@ -94,7 +94,7 @@ class MeshLogs:
         self.options.set(uid, option)
 
     def shown(self, stopped: Future[None]) -> Future[None]:
-        """Resolves as the end of a mesh does, once its last words are shown."""
+        """Resolves as the end of a mesh does, once its last output is shown."""
         future = self._shown_ends.get(stopped)  # a second stop gives the first one's future
         if future is not None:
             return future
@@ -104,19 +104,19 @@ class MeshLogs:
         def show() -> None:
             try:
                 self.settle()
-            except Exception:  # who shows it has gone
+            except Exception:  # the presenter is gone
                 logger.debug("output could not be shown", exc_info=True)
             error = stopped.exception(0)
             resolve_future(displayed, None) if error is None else fail_future(displayed, error)
 
-        # Not on the reading thread, which is to bring what is waited for.
+        # Not on the reading thread, which receives the awaited output.
         when_done(stopped, lambda _: threading.Thread(target=show, name="monarch-last-words", daemon=True).start())
         return displayed
 
-    # -- what happens to meshes ---------------------------------------------------------------------------------------
+    # -- events of meshes --------------------------------------------------------------------------------------------
 
     def happened(self, event: Event) -> None:
-        """Something happened to a mesh (an engine's thread)."""
+        """Handles an event of a mesh, on an engine's thread."""
         match event:
             case ProcStarted(address, log=log) if self.sources.spawned_here(mesh_of(address)):
                 self.receiver.follow(address, log)
@@ -134,7 +134,7 @@ class MeshLogs:
         self.positions.forget(uid)
 
     def file(self, address: str) -> str:
-        """Path of a process's whole log, with the host's name before it if that is another one; "" if unknown."""
+        """Returns the path of a process's whole log, after the name of another host; "" if unknown."""
         path = self.receiver.file(address)
         host = host_of(address)
         return path if not path or host in self._runtime.local_hosts else f"{host}:{path}"

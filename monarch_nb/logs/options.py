@@ -11,10 +11,10 @@ from monarch_nb.settings import settings
 class LogOption(Struct):
     """Options of one mesh."""
 
-    stream: bool | None = None  # None: as usual where this process runs
+    stream: bool | None = None  # None: the default of this kind of process
     window: float | None = None  # seconds in which equal lines are gathered
     level: int = 0
-    dedup: bool | None = None  # None: as the setting log_dedup says
+    dedup: bool | None = None  # None: the setting log_dedup
 
 
 class LogOptions:
@@ -24,18 +24,18 @@ class LogOptions:
         self._by_uid: dict[str, LogOption] = {}
 
     def of(self, address: str) -> LogOption | None:
-        """Options for the mesh of a process."""
+        """Returns the options for the mesh of a process."""
         return self._by_uid.get(mesh_of(address)) if self._by_uid else None
 
     def set(self, uid: str, option: LogOption) -> None:
-        """Sets it for a mesh; whether equal lines are merged stays."""
+        """Sets the options of a mesh, except the merging of equal lines."""
         before = self._by_uid.get(uid)
         if before is not None:
             option.dedup = before.dedup
         self._by_uid[uid] = option
 
     def level(self, uid: str) -> int:
-        """From which level on the processes of a mesh write records of `logging`; 0 where nothing is set."""
+        """Returns the level from which processes of a mesh write records of `logging`; 0 if none is set."""
         option = self._by_uid.get(uid)
         return 0 if option is None else option.level
 
@@ -46,7 +46,7 @@ class LogOptions:
         self._by_uid.setdefault(uid, LogOption()).dedup = merges
 
     def merges(self, address: str) -> bool:
-        """True if equal lines of the mesh of a process are shown once."""
+        """Returns whether equal lines of the mesh of a process are shown once."""
         option = self.of(address)
         merges = option.dedup if option is not None else None
         return settings.log_dedup if merges is None else merges
@@ -58,5 +58,5 @@ def set_level(level: int) -> None:
     if not root.handlers:
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     root.setLevel(level)
-    for handler in root.handlers:  # loggers with a level of their own, such as those of actors, do not ask the root's
+    for handler in root.handlers:  # loggers with their own level, such as those of actors, ignore the root's
         handler.setLevel(level)

@@ -1,18 +1,18 @@
-"""Text that overwrites itself, as progress bars do with carriage returns and by going up a line: what is left of it."""
+"""The visible result of text that overwrites itself, as progress bars do with carriage returns and cursor movements."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-UP = "\x1b[A"  # the cursor goes up a line; a bar that stands below another ends with it
-_HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor: between them rich and its like draw several rows again and again
+UP = "\x1b[A"  # moves the cursor up a line; a bar below another ends with it
+_HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor; between them rich and others redraw several rows
 _TOKENS = re.compile(r"(\n|\r|\x1b\[\d*A|\x1b\[[012]?K|\x1b\[\?25[lh])")
-_BEGUN = re.compile(r"\x1b(\[(\?2?5?|\d{0,3}))?$")  # the beginning of a command to the terminal
+_BEGUN = re.compile(r"\x1b(\[(\?2?5?|\d{0,3}))?$")  # the beginning of a terminal command
 MOST_ROWS = 60  # of one display
 
 
 def overwritten(line: str) -> str:
-    """A line with carriage returns as a terminal shows it: the last part between them that has text."""
+    """Returns a line with carriage returns as a terminal shows it: the last part between them that has text."""
     if "\r" not in line:
         return line
     return next((part for part in reversed(line.split("\r")) if part), "")
@@ -21,14 +21,14 @@ def overwritten(line: str) -> str:
 @dataclass(slots=True)
 class _Row:
     text: str = ""
-    bar: bool = False  # it was drawn after a carriage return, and may be drawn again
-    draws: int = 0  # since the cursor was last above it
+    bar: bool = False  # drawn after a carriage return, and may be redrawn
+    draws: int = 0  # number of draws since the cursor was last above it
 
 
 class _LiveRows:
-    """The rows of a display that has hidden the cursor: the whole of it is drawn again from its first row.
+    """The rows of a display that has hidden the cursor: it is redrawn as a whole from its first row.
 
-    What stands above that row once it is drawn again was printed meanwhile, and is final.
+    Rows above the first one at the next redraw were printed meanwhile, and are final.
     """
 
     __slots__ = ("_cursor", "_fresh", "_rows", "_went_up")
@@ -37,7 +37,7 @@ class _LiveRows:
         self._rows = [""]
         self._cursor = 0
         self._fresh = True  # the cursor is at the beginning of its row
-        self._went_up = False  # nothing was written since
+        self._went_up = False  # the cursor went up, and nothing was written since
 
     def feed(self, token: str) -> list[str]:
         """Adds text or a command; returns the lines that are final."""
@@ -74,11 +74,11 @@ class _LiveRows:
 
 
 class OverwrittenRows:
-    """The rows that may still be drawn again: those of bars, each below the other, and the line that is being written.
+    """The rows that may still be redrawn: those of bars, one below the other, and the line that is being written.
 
-    A row stays, as a line, once the writer cannot come back to it: when a line of text follows, or when the row below
-    is drawn for the second time without a visit to the one above. Bars that stand below bars go up after each drawing.
-    While the cursor is hidden all rows may be drawn again.
+    A row becomes a final line once the writer cannot return to it: when a line of text follows, or when the row below
+    is drawn for the second time without a visit to the one above. Bars below other bars go up after each drawing.
+    While the cursor is hidden all rows may be redrawn.
     """
 
     __slots__ = (
@@ -98,14 +98,14 @@ class OverwrittenRows:
     def __init__(self) -> None:
         self._rows = [_Row()]
         self._cursor = 0
-        self._start = True  # the cursor is at the beginning of a row, and has not come there by a carriage return
-        self._returned = False  # by one
-        self._up = False  # it has gone up, and nothing was written since
-        self._nested = False  # it has gone up before
-        self._drew = False  # something was written in this row since the cursor came to it
-        self._uncounted = False  # what is drawn over it had nothing to see so far
-        self._loose = ""  # text that is written beside a bar, which stays as a line of its own
-        self._cut = ""  # the beginning of a command to the terminal
+        self._start = True  # the cursor is at the beginning of a row, but not by a carriage return
+        self._returned = False  # the cursor is at the beginning of a row by a carriage return
+        self._up = False  # the cursor has gone up, and nothing was written since
+        self._nested = False  # the cursor has gone up before
+        self._drew = False  # the row was written to since the cursor entered it
+        self._uncounted = False  # the text drawn over the row was blank so far
+        self._loose = ""  # text written beside a bar, which becomes a line of its own
+        self._cut = ""  # the beginning of a terminal command
         self._live: _LiveRows | None = None  # while the cursor is hidden
 
     def feed(self, text: str) -> list[str]:
@@ -129,7 +129,7 @@ class OverwrittenRows:
             elif token == "\r":
                 self._returned, self._up, self._uncounted = True, False, True
             elif token.startswith(UP[0]) and token.endswith("K"):
-                continue  # what is written next says what is left of the row
+                continue  # the next text replaces the row
             elif token.startswith(UP[0]) and token.endswith("A"):
                 self._cursor = max(0, self._cursor - int(token[2:-1] or 1))
                 for row in self._rows[self._cursor + 1 :]:
@@ -145,7 +145,7 @@ class OverwrittenRows:
             self._loose = ""
             return
         row = self._rows[self._cursor]
-        if self._cursor and row.bar and self._drew:  # a bar below a bar goes up before anything else
+        if self._cursor and row.bar and self._drew:  # a bar below a bar always goes up first
             self._leave(self._cursor, final)
         if row.bar:
             self._cursor += 1
@@ -161,7 +161,7 @@ class OverwrittenRows:
         row = self._rows[self._cursor]
         if self._returned:
             row.text, row.bar = text, True
-        elif self._start:  # a line of text: the bars above are done
+        elif self._start:  # a line of text: the bars above are finished
             self._leave(self._cursor, final)
             row.text, row.bar = text, False
         elif (self._up and row.bar) or self._loose:
@@ -177,7 +177,7 @@ class OverwrittenRows:
         self._up = self._up and bool(self._loose)
 
     def _leave(self, above: int, final: list[str]) -> None:
-        """The rows above that one stay as they are."""
+        """Makes the rows above this one final."""
         final += [row.text for row in self._rows[:above] if row.text.strip() or not row.bar]
         del self._rows[:above]
         self._cursor -= above
@@ -205,12 +205,12 @@ class OverwrittenRows:
 
     @property
     def has_bars(self) -> bool:
-        """True if it has bars."""
+        """True with any bars."""
         return self._live is not None or any(row.bar for row in self._rows)
 
 
 def left_of(lines: Iterable[str]) -> list[str]:
-    """The lines that are left of some that have ended."""
+    """Returns the visible lines of finished lines that may overwrite themselves."""
     rows = OverwrittenRows()
     final = [line for raw in lines for line in rows.feed(f"{raw}\n")]
     return [*final, *(rows.shown.split("\n") if rows.shown else [])]

@@ -1,4 +1,4 @@
-"""Output of one process that has arrived: its last lines, its open lines, and how far it has come."""
+"""Received output of one process: its last lines, its open lines, and its position."""
 
 import codecs
 from collections import deque
@@ -10,16 +10,16 @@ from monarch_nb.logs.verbs import LogBlock, LogChunk
 from monarch_nb.logs.written import OpenLine, Written
 from monarch_nb.wire import decode_display, harmless, with_host_names
 
-ACKNOWLEDGED = 128 * 1024  # bytes after which their arrival is acknowledged to the agent
-LONGEST = 100_000  # characters without a line's end: more than that is broken into lines
-_PLAIN = bytes([*b"\t\n", *range(0x20, 0x7F)])  # what needs no decoding, and commands no terminal
+ACKNOWLEDGED = 128 * 1024  # received bytes after which an acknowledgement is sent to the agent
+LONGEST = 100_000  # characters without a line's end; longer text is broken into lines
+_PLAIN = bytes([*b"\t\n", *range(0x20, 0x7F)])  # bytes that need no decoding and are no terminal commands
 
 
 class LineBuffer:
-    """The end of what one stream has written for one call: a line without an end, or bars that may be drawn again."""
+    """The unfinished output of one stream for one call: a line without an end, or bars that may be redrawn."""
 
     def __init__(self) -> None:
-        self._text = ""  # without control characters; else the rows have it
+        self._text = ""  # text without control characters; else the rows have it
         self.since = 0.0  # when its first character came, monotonic
         self.level = 0
         self.at = 0.0
@@ -54,34 +54,34 @@ class LineBuffer:
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """The text without its end."""
         return self._text if self._rows is None else self._rows.shown
 
     @property
     def over(self) -> bool:
-        """True if nothing of it matters to later data."""
+        """True if the buffer has no effect on later data."""
         return not self._text and self._rows is None
 
     @property
     def overwrites(self) -> bool:
-        """True for text that overwrites itself, as progress bars do, and is not finished."""
+        """True for unfinished text that overwrites itself, as progress bars do."""
         return self._rows is not None and self._rows.has_bars and not self._rows.ended
 
     @property
     def finished(self) -> bool:
-        """True for bars that the program has left, as a rule for good."""
+        """True for bars that the program has left, usually for good."""
         return self._rows is not None and self._rows.has_bars and self._rows.ended
 
     @property
     def shown(self) -> str:
-        """Its visible text, a line for each bar."""
+        """The visible text, a line for each bar."""
         return harmless(self.text)
 
 
 class ProcessLog:
-    """Collects the chunks of one process; stores its last `kept` lines.
+    """Collects the chunks of one process; stores its last `capacity` lines.
 
-    `claim` gives the call that output belongs to if the process has not said.
+    `claim` returns the call of output whose process has not named it.
     """
 
     __slots__ = ("_acknowledged", "_blocks", "_claim", "_count", "_kept", "_lines", "_position", "address", "ended",
@@ -89,17 +89,17 @@ class ProcessLog:
 
     def __init__(self, address: str, capacity: int, claim: Callable[[str], str], file: str = "") -> None:
         self.address = address
-        self.file = file  # where all of it is kept, on its host
+        self.file = file  # path of the whole output on its host
         self.received = 0  # bytes
-        self.skipped = 0  # lines that are in the file only
+        self.skipped = 0  # lines that only the file has
         self.ended = False
-        # With their numbers of lines; made for the first, since many processes never write.
+        # With their numbers of lines; created with the first block, since many processes never write.
         self._blocks: deque[tuple[Written, int]] | None = None
-        self._position = 0  # as replies count it
+        self._position = 0  # in the numbering of replies
         self._acknowledged = 0
         self._lines: dict[tuple[str, str], LineBuffer] | None = None  # without an end, by stream and call
         self._kept = capacity
-        self._count = 0  # of the lines that are kept
+        self._count = 0  # of the stored lines
         self._claim = claim
 
     @property
@@ -115,16 +115,16 @@ class ProcessLog:
         return bool(self._lines) and any(line.text for line in self._open.values())
 
     def reached(self, position: int) -> bool:
-        """True if all output before a position has arrived."""
+        """Returns whether all output before a position has arrived."""
         return self.ended or self._position >= position
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Changes with all that arrives."""
+        """Numbers that change whenever output arrives."""
         return self.received, self._position
 
     def acknowledge(self) -> int:
-        """The number of bytes to acknowledge to the agent, 0 while that is not due."""
+        """Returns the number of bytes to acknowledge to the agent, 0 while none are due."""
         if self.received - self._acknowledged < ACKNOWLEDGED:
             return 0
         self._acknowledged = self.received
@@ -135,7 +135,7 @@ class ProcessLog:
         lines = []
         offset = chunk.offset
         for block in chunk.blocks:
-            data = block.data[max(0, self.received - offset) :]  # followed twice: the beginning is there already
+            data = block.data[max(0, self.received - offset) :]  # followed twice: the beginning has arrived already
             offset += len(block.data)
             if data:
                 lines += self._block(block, data, now)
@@ -150,13 +150,13 @@ class ProcessLog:
             return self._displayed(block, data)
         stream = "stderr" if block.stream == STDERR else "stdout"
         call = self._claim(self.address) if block.call == UNCLAIMED else block.call
-        if not call:  # what no call wrote goes on where the stream stands, as in a terminal
+        if not call:  # output of no call continues the stream's present line, as in a terminal
             call = next((owner for (name, owner), line in self._open.items() if name == stream and line.text), "")
         line = self._open.get((stream, call))
         if line is None:
             for key in [key for key, buffer in self._open.items() if key[0] == stream and not buffer.text]:
                 del self._open[key]  # bars of a call before it
-            if data.endswith(b"\n") and not data.translate(None, _PLAIN):  # as most of what programs write
+            if data.endswith(b"\n") and not data.translate(None, _PLAIN):  # most output
                 text = _shown(stream, block.level, str(data, "ascii"))
                 return [self._keep(Written(self.address, stream, call, block.level, block.at, text))]
             line = self._open.setdefault((stream, call), LineBuffer())
@@ -167,7 +167,7 @@ class ProcessLog:
         return [self._keep_lines(stream, call, level, timestamp, complete)] if complete else []
 
     def _displayed(self, block: LogBlock, data: bytes) -> list[Written]:
-        """A display; nothing where a part of it is missing. Only its text is stored."""
+        """Adds a display; ignores it if a part is missing. Stores its text only."""
         display = decode_display(data)
         if display is None:
             return []
@@ -188,7 +188,7 @@ class ProcessLog:
         return written
 
     def open_lines(self, now: float) -> list[OpenLine]:
-        """The lines without an end."""
+        """Returns the lines without an end."""
         return [
             OpenLine(self.address, stream, call, line.shown, line.overwrites, now - line.since, line.finished)
             for (stream, call), line in (self._lines or {}).items()
@@ -196,14 +196,14 @@ class ProcessLog:
         ]
 
     def cut(self, stream: str, call: str) -> Written | None:
-        """Ends an open line by force, and gives it."""
+        """Ends an open line by force, and returns it."""
         line = self._open.pop((stream, call), None)
         if line is None or not line.shown:
             return None
         return self._keep_lines(stream, call, line.level, line.at, f"{line.shown}\n")
 
     def written(self) -> list[Written]:
-        """The last lines, in the order in which they came; of those without an end what there is."""
+        """Returns the last lines, in order of arrival; of lines without an end the present text."""
         rest = [
             Written(self.address, stream, call, line.level, line.at, _shown(stream, line.level, f"{line.shown}\n"))
             for (stream, call), line in (self._lines or {}).items()
@@ -213,5 +213,5 @@ class ProcessLog:
 
 
 def _shown(stream: str, level: int, text: str) -> str:
-    """Records of `logging`, errors and warnings are about hosts as people know them; what a program prints is data."""
+    """Puts hosts' names into records of `logging`, errors and warnings; other output of a program stays as it is."""
     return with_host_names(text) if level or stream == "stderr" else text

@@ -1,4 +1,4 @@
-"""Lines of processes as they come, of which the last are stored for each process."""
+"""Lines of processes on arrival, of which the last are stored for each process."""
 
 import logging
 import threading
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 class Drain:
-    """Knows how long to wait for some positions. Times are monotonic.
+    """The wait for some positions. Times are monotonic.
 
-    It lasts while something of what is missing comes within each `silence` seconds, and no longer than `limit`.
+    It lasts while some of the missing output arrives within each `silence` seconds, and no longer than `limit`.
     Processes whose output is not followed are not waited for.
     """
 
@@ -35,7 +35,7 @@ class Drain:
         self._progress_at = now
 
     def patience(self, logs: Mapping[str, ProcessLog], now: float) -> float | None:
-        """Seconds to wait for more at most: 0 when it is given up, None when all of it is there."""
+        """Returns the most seconds to wait for more: 0 when it is given up, None when all has arrived."""
         missing = {
             address: logs[address].progress
             for address, position in self._positions.items()
@@ -51,7 +51,7 @@ class Drain:
 class LogReceiver:
     """Follows the output of processes. Methods from any thread; listeners must be quick.
 
-    `send` takes an agent's address, a verb and its request; `claim` gives the call of output whose process did not
+    `send` takes an agent's address, a verb and its request; `claim` returns the call of output whose process did not
     know it.
     """
 
@@ -63,13 +63,13 @@ class LogReceiver:
         self._unfinished: set[str] = set()  # processes with lines without an end: few of many
         self._listeners: list[Listener] = []
         self._former: deque[str] = deque()
-        self._catching_up: set[str] = set()  # processes whose next chunk is what they wrote before this one followed
+        self._catching_up: set[str] = set()  # processes whose next chunk is output from before this one followed
 
     def follow(self, address: str, file: str = "") -> None:
-        """Have the output of a process sent here, from its beginning; `file` is where its host keeps it."""
+        """Requests the output of a process, from its beginning; `file` is its path on the host of the process."""
         with self._arrived:
             self._log(address).file = file
-        # On the urgent lane, as the request that spawned it: it comes after it.
+        # On the urgent lane, as the request that spawned the process, so that it arrives after that.
         self._send(agent_of(host_of(address)), TAIL, Follow((address,)))
 
     def catch_up(self, addresses: Iterable[str]) -> None:
@@ -78,7 +78,7 @@ class LogReceiver:
             self._catching_up.update(addresses)
 
     def await_past(self, addresses: Iterable[str], limit: float) -> None:
-        """Blocks until what they wrote before has come, `limit` seconds at most."""
+        """Blocks until the earlier output of these processes has arrived, `limit` seconds at most."""
         awaited = set(addresses)
         with self._arrived:
             self._arrived.wait_for(lambda: not awaited & self._catching_up, limit)
@@ -89,7 +89,7 @@ class LogReceiver:
         if log is None:
             log = self._logs[address] = ProcessLog(address, settings.log_kept_lines, self._claim)
             host, _, mesh, rank, incarnation = parse_address(address)
-            if mesh:  # of a rank that is healed again and again the latest incarnations are kept
+            if mesh:  # of each rank only the latest incarnations are kept
                 self._logs.pop(proc_address(host, mesh, rank, incarnation - INCARNATIONS), None)
         return log
 
@@ -102,7 +102,7 @@ class LogReceiver:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def still(self) -> threading.Condition:
-        """While it is held nothing arrives: for whoever looks at what there is and listens from then on."""
+        """Returns a lock that prevents arrivals: for callers that read the present lines and listen from then on."""
         return self._arrived
 
     def take(self, chunks: Iterable[LogChunk], agent: str) -> None:
@@ -113,7 +113,7 @@ class LogReceiver:
                 log = self._log(chunk.address)
                 lines = log.feed(chunk, time.monotonic())
                 self._note(log)
-                # Also without a full line, for displays of progress bars. Before anybody who drains goes on.
+                # Also without a full line, for displays of progress bars. Before waiting drains continue.
                 if chunk.address in self._catching_up:
                     self._catching_up.discard(chunk.address)
                 else:
@@ -132,7 +132,7 @@ class LogReceiver:
                 logger.exception("a listener to output failed")
 
     def drain(self, positions: Mapping[str, int], *, silence: float, limit: float) -> bool:
-        """Waits until the output of each process has arrived that far; whether it has. See `Drain` for how long."""
+        """Waits, as long as `Drain` allows, until all output has reached these positions; returns whether it has."""
         drain = Drain(positions, time.monotonic(), silence=silence, limit=limit)
         with self._arrived:
             while patience := drain.patience(self._logs, time.monotonic()):
@@ -140,34 +140,34 @@ class LogReceiver:
             return patience is None
 
     def written(self, address: str) -> list[Written]:
-        """The last lines of a process, in the order in which they came; of those without an end what there is."""
+        """Returns the last lines of a process, in order of arrival; of lines without an end the present text."""
         with self._arrived:
             log = self._logs.get(address)
             return [] if log is None else log.written()
 
     def addresses(self, uid: str) -> list[str]:
-        """The processes of a mesh, in all their incarnations, that are followed."""
+        """Returns the followed processes of a mesh, in all their incarnations."""
         with self._arrived:
             return [address for address in self._logs if mesh_of(address) == uid]
 
     def file(self, address: str) -> str:
-        """Path of a process's log on its host; "" if unknown."""
+        """Returns the path of a process's log on its host; "" if unknown."""
         log = self._logs.get(address)
         return "" if log is None else log.file
 
     def skipped(self) -> dict[str, int]:
-        """Numbers of lines, by process, that never arrived here: they are in the log files."""
+        """Returns the numbers of lines, by process, that only the log files have."""
         return {address: log.skipped for address, log in tuple(self._logs.items()) if log.skipped}
 
     def open_lines(self) -> list[OpenLine]:
-        """Lines without an end yet."""
+        """Returns the lines without an end."""
         now = time.monotonic()
         with self._arrived:
             logs = [self._logs[address] for address in self._unfinished if address in self._logs]
             return [line for log in logs for line in log.open_lines(now)]
 
     def cut(self, line: OpenLine) -> None:
-        """Ends an open line: listeners get it as it is."""
+        """Ends an open line: listeners receive it as it is."""
         with self._arrived:
             log = self._logs.get(line.address)
             written = log.cut(line.stream, line.call) if log is not None else None
@@ -177,19 +177,19 @@ class LogReceiver:
                 self._notify(line.address, [written])
 
     def cut_stale(self, age: float, *, progress: bool = False) -> None:
-        """Ends lines that have been open for so long, in seconds; with `progress` progress bars too."""
+        """Ends lines that have been open for `age` seconds; with `progress` progress bars too."""
         for line in self.open_lines():
             if line.age >= age and (progress or not line.overwrites):
                 self.cut(line)
 
     def cut_finished(self) -> None:
-        """Ends bars that were left: what comes next is shown below them."""
+        """Ends bars that the program has left: further output is shown below them."""
         for line in sorted(self.open_lines(), key=lambda line: line.address):
             if line.finished:
                 self.cut(line)
 
     def forget(self, uid: str) -> None:
-        """A mesh is gone: what is kept of it goes too, once a few others are gone as well."""
+        """Marks a mesh as ended: its lines are removed once a few more meshes have ended."""
         with self._arrived:
             if uid not in self._former:
                 self._former.append(uid)

@@ -19,13 +19,13 @@ class Source(NamedTuple):
 
 
 class Sources:
-    """Maps processes to ranks by the known meshes, `meshes` by uid."""
+    """Maps processes to ranks by the known meshes: `meshes` by uid."""
 
     def __init__(self, meshes: Mapping[str, MeshState]) -> None:
         self._meshes = meshes
 
     def of(self, address: str) -> Source:
-        """The rank of a process."""
+        """Returns the rank of a process."""
         uid, rank = mesh_of(address), rank_of(address)
         state = self._meshes.get(uid)
         if state is None:
@@ -34,7 +34,7 @@ class Sources:
         return Source(uid, state.name, tuple(point.labels), tuple(point.values()), tuple(point.extent.sizes))
 
     def spawned_here(self, uid: str) -> bool:
-        """True for a mesh that this process spawned: other processes show the output of theirs."""
+        """Returns whether this process spawned a mesh: other processes show the output of theirs."""
         state = self._meshes.get(uid)
         return isinstance(state, ProcState) and state.spawn_spec is not None
 
@@ -46,17 +46,17 @@ class Sources:
 
 
 def mesh_of(address: str) -> str:
-    """The uid of the mesh that a process belongs to."""
+    """Returns the uid of the mesh that a process belongs to."""
     return parse_address(address).mesh
 
 
 def rank_of(address: str) -> int:
-    """The base rank of a process in its mesh."""
+    """Returns the base rank of a process in its mesh."""
     return parse_address(address).rank
 
 
 def prefix(sources: Sequence[Source], *, named: bool) -> str:
-    """`[workers gpus=0-3] `, or without the mesh's name."""
+    """Returns `[workers gpus=0-3] `, or a prefix without the mesh's name."""
     first = sources[0]
     ranks = places(first.labels, (source.point for source in sources), first.sizes)
     both = " ".join(filter(None, (first.name if named else "", ranks)))

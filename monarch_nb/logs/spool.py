@@ -1,4 +1,4 @@
-"""Reading a proc's spool: what it wrote, Python's text and raw output, in the order in which it was written."""
+"""The reader of a proc's spool: Python's text and raw output, in the order in which they were written."""
 
 import contextlib
 import os
@@ -12,15 +12,15 @@ from monarch_nb.logs.marks import BEGIN, DISPLAY, ERR, OUT, SIGN, STDERR, STDOUT
 from monarch_nb.logs.verbs import LogBlock
 
 CHUNK = 64 * 1024
-PATIENCE_S = 0.15  # that raw output waits for the proc to say which call it came from
+PATIENCE_S = 0.15  # for which raw output waits until the proc names its call
 _LONGEST_DISPLAY = 16 << 20  # bytes
-_TOGETHER_S = 0.2  # writes within that time are one block
-PUNCH_EVERY = 1 << 20  # bytes that were taken are given back to the disk in pieces of that size
-TAIL_SIZE = 64 * 1024  # and so many stay, for the last lines of a proc that dies
+_TOGETHER_S = 0.2  # writes within it are one block
+PUNCH_EVERY = 1 << 20  # bytes; the disk space of taken output is freed in pieces of this size
+TAIL_SIZE = 64 * 1024  # bytes that stay, for the last lines of a proc that dies
 
 
 class SpoolFile(Struct):
-    """A file of a spool: how far it was read, and how far its disk space was given back."""
+    """A file of a spool: the position of reading, and the end of the freed disk space."""
 
     path: str
     at: int = 0
@@ -28,7 +28,7 @@ class SpoolFile(Struct):
     fd: int = -1
 
     def size(self) -> int:
-        """Bytes in it now; 0 if it is not there (yet)."""
+        """Returns its present size in bytes; 0 if it does not exist (yet)."""
         if self.fd < 0:
             try:
                 self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -37,18 +37,18 @@ class SpoolFile(Struct):
         return os.fstat(self.fd).st_size
 
     def read(self, start: int, limit: int) -> bytes:
-        """Data from `start` on."""
+        """Returns data from `start` on."""
         size = min(limit, self.size() - start)
         return os.pread(self.fd, size, start) if size > 0 else b""
 
     def give_back(self) -> None:
-        """The disk space of what was taken long enough ago."""
+        """Frees the disk space of output that was taken, except the last bytes."""
         if self.at - self.punched > PUNCH_EVERY:
             until = self.at - TAIL_SIZE
             if punch_hole(self.fd, self.punched, until - self.punched):
                 self.punched = until
             else:
-                self.punched = 1 << 62  # not to be had here: the files grow as long as their proc lives
+                self.punched = 1 << 62  # not supported here: the files grow while their proc lives
 
     def close(self) -> None:
         """Closes the file."""
@@ -58,9 +58,9 @@ class SpoolFile(Struct):
 
 
 class Spool:
-    """The reader of one proc's spool, which gives back what it has taken.
+    """The reader of one proc's spool, which frees the disk space of what it has taken.
 
-    With `tail` it looks only at about the last so many bytes of each file, and leaves them as they are.
+    With `tail` it reads only about that many bytes at the end of each file, and leaves the files as they are.
     """
 
     def __init__(self, base: str, tail: int = 0) -> None:
@@ -74,7 +74,7 @@ class Spool:
         self._unclaimed_since: float | None = None
 
     def _mark_before(self, position: int) -> Mark:
-        """The mark of what lies there: the middle of a display is no text."""
+        """Returns the mark of the text at a position, which may lie within a display."""
         data, begin = b"", position
         while begin > 0 and position - begin < _LONGEST_DISPLAY:
             size = min(CHUNK, begin)
@@ -104,7 +104,7 @@ class Spool:
         return self._unclaimed_since is not None
 
     def take(self, limit: int, now: float, *, all_of_it: bool = False) -> list[LogBlock]:
-        """The next blocks, about `limit` bytes; `now` is wall clock. With `all_of_it` nothing waits for anything."""
+        """Returns the next blocks, about `limit` bytes; `now` is wall clock. With `all_of_it` nothing is waited for."""
         blocks: list[LogBlock] = []
         for stream, level, timestamp, call, data in self._pieces(now, all_of_it):
             last = blocks[-1] if blocks else None
@@ -134,7 +134,7 @@ class Spool:
                 if end < 0 and len(buffer) < marks.LONGEST and not all_of_it:
                     again = self._text.read(self._text.at, CHUNK)
                     if len(again) == len(buffer):
-                        break  # it is being written
+                        break  # incomplete yet
                     buffer = again
                     continue
                 mark = marks.decode(buffer[:end]) if end > 0 else None
@@ -143,7 +143,7 @@ class Spool:
             elif self._mark.stream == DISPLAY:
                 buffer = self._display(all_of_it)
                 if not buffer:
-                    break  # it is being written
+                    break  # incomplete yet
                 length = len(buffer)
             else:
                 end = buffer.find(SIGN)
@@ -164,7 +164,7 @@ class Spool:
             self._unclaimed_since = None
 
     def _display(self, all_of_it: bool) -> bytes:
-        """The display that lies here, whole; empty while its end is missing."""
+        """Returns the whole display at the present position; empty while its end is missing."""
         size = CHUNK
         while True:
             data = self._text.read(self._text.at, size)
@@ -190,7 +190,7 @@ class Spool:
             file.close()
 
     def remove(self) -> None:
-        """Delete the files."""
+        """Deletes the files."""
         self.close()
         for file in self._files:
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""One proc's output on its way from its host agent to subscribers: what is sent to whom, and what is left out.
+"""One proc's output from its host agent to subscribers: decides which chunks each receives, and which are skipped.
 
-A subscriber acknowledges what it received; at most WINDOW bytes are on their way to it. Until it does, the
-spool is left to wait a little; a subscriber that falls behind is skipped, and receives the number of lines it missed.
+A subscriber acknowledges received output; at most WINDOW bytes are in flight to it. While its window is full, the
+spool waits a little; a subscriber that falls behind is skipped, and receives the number of lines it missed.
 """
 
 from collections import deque
@@ -11,17 +11,17 @@ from msgspec import Struct
 
 from monarch_nb.logs.verbs import LogBlock, LogChunk, LogChunks
 
-WINDOW = 512 * 1024  # bytes of a proc on their way to one subscriber
-BEHIND_S = 1.0  # a subscriber whose window was full for that long is not waited for
-RECENT = 128 * 1024  # bytes of a proc that who subscribes late still gets
-FULL = 256 * 1024  # bytes in one message to a subscriber, above which it is sent
+WINDOW = 512 * 1024  # bytes of a proc in flight to one subscriber
+BEHIND_S = 1.0  # after which a subscriber with a full window is not waited for
+RECENT = 128 * 1024  # bytes of a proc that a late subscriber still receives
+FULL = 256 * 1024  # bytes, above which a message to a subscriber is sent
 
 Blocks = tuple[LogBlock, ...]
-Sending = tuple[str, LogChunk]  # to whom, and what
+Sending = tuple[str, LogChunk]  # subscriber and chunk
 
 
 class _Subscriber(Struct):
-    """Whom output is sent to; numbers are bytes of all the proc's output."""
+    """A subscriber; numbers are bytes of all the proc's output."""
 
     sent: int = 0
     took: int = 0
@@ -31,11 +31,11 @@ class _Subscriber(Struct):
 
     @property
     def full(self) -> bool:
-        """True if the window is full, so that nothing more is sent."""
+        """True while the window is full, so that nothing more is sent."""
         return self.sent - self.took >= WINDOW
 
     def is_worth_waiting_for(self, now: float) -> bool:
-        """True if its window is full, but not for long."""
+        """Returns whether its window is full, but not for long."""
         if not self.full:
             self.full_since = None
             return False
@@ -44,24 +44,24 @@ class _Subscriber(Struct):
 
 
 class Tail:
-    """Decides what each subscriber is sent; methods return the messages, in order."""
+    """Decides which chunks each subscriber receives; methods return the messages, in order."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.total = 0  # bytes of output so far
-        self.ended = False  # there will be no more
-        self._position = 0  # that subscribers know
+        self.ended = False  # no more output follows
+        self._position = 0  # position that subscribers know
         self._recent: deque[tuple[int, int, Blocks]] = deque()  # offset, size, blocks
-        self._dropped = 0  # lines that are not recent any more
+        self._dropped = 0  # lines that are no longer recent
         self._subscribers: dict[str, _Subscriber] = {}
 
     def waits(self, now: float) -> bool:
-        """True if a subscriber with a full window is waited for. `now` is monotonic."""
+        """Returns whether a subscriber with a full window is waited for. `now` is monotonic."""
         full = [to.is_worth_waiting_for(now) for to in self._subscribers.values()]
         return any(full)
 
     def add(self, blocks: Blocks, position: int, *, ended: bool) -> list[Sending]:
-        """More output, up to a position of the spool; with `ended` it was the last."""
+        """Adds output up to a position of the spool; with `ended` it was the last."""
         size = sum(len(block.data) for block in blocks)
         offset = self.total
         self.total += size
@@ -77,7 +77,7 @@ class Tail:
         return [sending for name in tuple(self._subscribers) for sending in self._send(name, chunk)]
 
     def follow(self, name: str, offset: int) -> list[Sending]:
-        """Somebody subscribes from byte `offset` on, as far as it is still there; -1 is from now on."""
+        """Adds a subscriber from byte `offset` on, as far as it is still stored; -1 is from now on."""
         oldest = self._recent[0][0] if self._recent else self.total
         start = self.total if offset < 0 else max(offset, oldest)
         to = self._subscribers[name] = _Subscriber(start, start)
@@ -88,7 +88,7 @@ class Tail:
         return self._send(name, LogChunk(self.address, start, self._position, self._from(start), ended=self.ended))
 
     def took(self, name: str, count: int) -> list[Sending]:
-        """A subscriber has received so many bytes."""
+        """Records that a subscriber has received the first `count` bytes."""
         to = self._subscribers.get(name)
         if to is None:
             return []
@@ -113,11 +113,11 @@ class Tail:
         to.sent = self.total
         return [(name, chunk)]
 
-    # -- what is kept for who comes late ----------------------------------------------------------------------------
+    # -- recent output for late subscribers -------------------------------------------------------------------------
 
     @property
     def recent_size(self) -> int:
-        """Bytes of output that are kept."""
+        """Bytes of output that are stored."""
         return self.total - self._recent[0][0] if self._recent else 0
 
     def keep_recent(self, size: int) -> None:
@@ -129,7 +129,7 @@ class Tail:
         self._dropped += line_count(self._recent.popleft()[2])
 
     def _from(self, start: int) -> Blocks:
-        """The blocks that are kept, without what lies before byte `start`."""
+        """Returns the stored blocks, without bytes before `start`."""
         rest = []
         for offset, _, blocks in self._recent:
             for block in blocks:
@@ -142,7 +142,7 @@ class Tail:
 
 
 class LogMessages:
-    """Gathers chunks of several procs, so that a subscriber gets one message for many of them."""
+    """Gathers chunks of several procs, so that a subscriber receives one message for many of them."""
 
     def __init__(self) -> None:
         self._chunks: dict[str, list[LogChunk]] = {}  # by subscriber
@@ -166,5 +166,5 @@ class LogMessages:
 
 
 def line_count(blocks: Blocks) -> int:
-    """Number of line ends in blocks."""
+    """Returns the number of line ends in blocks."""
     return sum(block.data.count(b"\n") for block in blocks)

@@ -1,6 +1,6 @@
-"""Moves output of procs from their spools into log files, and on to subscribers (see `Tail`).
+"""The thread that moves output of procs from their spools into log files, and to subscribers (see `Tail`).
 
-A thread of its own, for files and subscribers may be slow.
+It is a thread of its own, since files and subscribers may be slow.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from monarch_nb.logs.verbs import PROC_LOG, LogBlock, LogChunks
 from monarch_nb.settings import settings
 from monarch_nb.wire import host_of, parse_address
 
-BACKLOG = 32 << 20  # bytes in a spool: when so much waits there, no subscriber is waited for
-_ENDED = 64  # procs that have ended and whose output is kept here for who comes late,
-_ENDED_RECENT = 8 * RECENT  # and bytes of it
+BACKLOG = 32 << 20  # bytes in a spool: above which no subscriber is waited for
+_ENDED = 64  # ended procs whose output is stored for late subscribers,
+_ENDED_RECENT = 8 * RECENT  # and bytes of that output
 _POLL_S = 0.02  # where files cannot be watched
-_CALM = 40  # looks within a tenth of a second; with more of them output is gathered
+_CALM = 40  # polls within a tenth of a second, above which output is gathered
 _GATHER_S = 0.005
 _EVENT = struct.Struct("iIII")
 
@@ -38,18 +38,18 @@ log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """Appends to `path`; once that is large enough it becomes `path.1`, that one `path.2`, and the oldest goes."""
+    """Appends to `path`; a full file becomes `path.1`, that one `path.2`, and so on; the oldest is deleted."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.error = ""  # why the last attempt to write has failed
+        self.error = ""  # reason of the last failure to write
         self._fd = -1
         self._size = 0
         self._most = settings.log_file_size
         self._count = settings.log_file_count
 
     def write(self, data: bytes) -> bool:
-        """Append some output; whether that worked. Where an attempt before has failed, the file says so."""
+        """Appends output; returns whether that succeeded. After a failed attempt, a line in the file says so."""
         try:
             if self._fd < 0:
                 self._open()
@@ -89,14 +89,14 @@ class LogFile:
         return self.path.with_name(f"{self.path.name}.{number}")
 
     def close(self) -> None:
-        """Write no more."""
+        """Closes the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def _path_for(address: str, mesh: str, folder: Path) -> Path:
-    """Path for the log of a proc, named after its mesh: in `folder`, or in the folder of the setting log_folder."""
+    """Returns a path for the log of a proc, named after its mesh: in `folder`, or in that of the setting log_folder."""
     name = re.sub(r"[^\w.-]", "_", mesh)[:40]
     parsed = parse_address(address).name
     configured = settings.log_folder
@@ -104,13 +104,13 @@ def _path_for(address: str, mesh: str, folder: Path) -> Path:
 
 
 class _Proc:
-    """The output of one proc: where it lies, where all of it is kept, and who gets it."""
+    """The output of one proc: its spool, its log file, and its subscribers."""
 
     def __init__(self, address: str, spool: str, path: Path) -> None:
         self.tail = Tail(address)
         self.spool = Spool(spool)
         self.file = LogFile(path)
-        self.ends = False  # the proc has ended: the rest is to be taken
+        self.ends = False  # the proc has ended: the rest is still to be read
 
     def take(self) -> tuple[list[Sending], int]:
         """Reads the next piece; returns the messages to send, and the size of the piece in bytes."""
@@ -124,7 +124,7 @@ class _Proc:
         return sendings, self.tail.total - before
 
     def _keep(self, blocks: tuple[LogBlock, ...]) -> tuple[LogBlock, ...]:
-        """Write it to the log file; the first time that fails, that is part of the output."""
+        """Writes blocks to the log file; the first failure adds a notice to the output."""
         well = not self.file.error
         if blocks and not self.file.write(b"".join(map(plain, blocks))) and well:
             notice = f"[{self.file.path} cannot be written ({self.file.error}): lines are shown, but not kept]\n"
@@ -140,7 +140,7 @@ class LogTailer(threading.Thread):
         self._sender = sender
         self._folder = folder
         self._procs: dict[str, _Proc] = {}
-        self._dirty: set[str] = set()  # addresses whose spools may hold something
+        self._dirty: set[str] = set()  # addresses whose spools may have new output
         self._ended: deque[str] = deque()
         self._requests: deque[Callable[[], None]] = deque()
         self._messages = LogMessages()
@@ -152,7 +152,7 @@ class LogTailer(threading.Thread):
         self._launched = False
 
     def begin(self, address: str, spool: str, mesh: str) -> str:
-        """A proc of a mesh of that name is about to start, and writes to a spool; gives the path of its log file."""
+        """Prepares for a proc of a mesh of that name, which writes to a spool; returns the path of its log file."""
         proc = _Proc(address, spool, _path_for(address, mesh, self._folder / "logs"))
 
         def begin() -> None:
@@ -163,7 +163,7 @@ class LogTailer(threading.Thread):
         return str(proc.file.path)
 
     def follow(self, address: str, subscriber: str, offset: int) -> None:
-        """Send a proc's output from byte `offset` on, as far as it is still there; -1 is from now on."""
+        """Sends a subscriber a proc's stored output from byte `offset` on, and later output; -1: later output only."""
         self._ask_tail(address, lambda tail: tail.follow(subscriber, offset))
 
     def leave(self, address: str, subscriber: str) -> None:
@@ -176,11 +176,11 @@ class LogTailer(threading.Thread):
         self._ask_tail(address, leave)
 
     def took(self, address: str, subscriber: str, count: int) -> None:
-        """A subscriber has received so many bytes of a proc's output."""
+        """Records that a subscriber has received so many bytes of a proc's output."""
         self._ask_tail(address, lambda tail: tail.took(subscriber, count))
 
     def ended(self, address: str) -> None:
-        """A proc has ended: what it wrote last goes out."""
+        """Records the end of a proc, whose last output is then sent."""
 
         def end() -> None:
             if address in self._procs:
@@ -212,7 +212,7 @@ class LogTailer(threading.Thread):
     # -- this thread --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until the process ends."""
+        """Works until the process ends."""
         poller = select.poll()
         poller.register(self._wake_read, select.POLLIN)
         if self._inotify is not None:
@@ -224,7 +224,7 @@ class LogTailer(threading.Thread):
             self._gather()
             try:
                 wait = self._round()
-            except Exception:  # the output of one proc must not keep that of others
+            except Exception:  # the output of one proc must not hold up that of others
                 log.exception("in the thread of logs")
                 wait = 0.1
 
@@ -245,14 +245,14 @@ class LogTailer(threading.Thread):
                 self._dirty.update(self._procs)
 
     def _gather(self) -> None:
-        """When looks come thick and fast, each of them is to find more."""
+        """Pauses when polls are frequent, so that each finds more output."""
         now = time.monotonic()
         if len(self._polls) == _CALM and now - self._polls[0] < 0.1:
             time.sleep(_GATHER_S)
         self._polls.append(now)
 
     def _round(self) -> float | None:
-        """Send on what there is; gives the seconds until something has to be looked at again."""
+        """Sends pending output; returns the seconds until the next poll, None without one."""
         waits: list[float] = []
         again = True
         while again:
@@ -281,7 +281,7 @@ class LogTailer(threading.Thread):
         return min(waits, default=None)
 
     def _advance(self, proc: _Proc) -> bool:
-        """Take the next piece; whether there may be more at once."""
+        """Takes the next piece; returns whether more may follow at once."""
         sendings, size = proc.take()
         if proc.tail.ended:
             self._forget_old(proc.tail.address)

@@ -1,4 +1,4 @@
-"""Engine messages about the output of procs, between a host agent and who follows it."""
+"""Engine messages about the output of procs, between a host agent and subscribers."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from monarch_nb.wire import Done, Lane, Verb
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """agent.tail: stream (or stop streaming) the output of procs from byte `offset` on; -1 is from now on."""
+    """agent.tail: starts (or stops) streaming the output of procs from byte `offset` on; -1 is from now on."""
 
     addresses: tuple[str, ...]
     on: bool = True
@@ -14,20 +14,20 @@ class Follow(msgspec.Struct, frozen=True):
 
 
 class LogBlock(msgspec.Struct, array_like=True, frozen=True):
-    """Output of one kind. Lines may go on in the next block of the same stream and call."""
+    """Output of one kind. Lines may continue in the next block of the same stream and call."""
 
-    stream: int  # 1 stdout, 2 stderr, 3 a display: then `data` is one of them, whole
+    stream: int  # 1 stdout, 2 stderr, 3 a display, of which `data` is the whole
     level: int  # of records of `logging`, 0 for other text
     at: float  # wall clock, seconds
-    call: str  # it came from, "" for none; "?" if unknown to the proc (C code, child processes)
+    call: str  # that wrote it, "" for none; "?" if unknown to the proc (C code, child processes)
     data: bytes
 
 
 class LogChunk(msgspec.Struct, array_like=True, frozen=True):
     """Output of a proc, from byte `offset` of all its output on.
 
-    `position` is how far its log has come then, see Header.log. `skipped` lines before were not sent, for the receiver
-    did not say that it took what came before them; they are in the log file. `ended`: there will be no more.
+    `position` is the position of its log after the chunk, see Header.log. `skipped` earlier lines were not sent, since
+    the receiver had not acknowledged enough; they are in the log file. `ended`: no more output follows.
     """
 
     address: str
@@ -50,7 +50,7 @@ class LogChunks(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Took(msgspec.Struct, frozen=True):
-    """agent.took: how many bytes of each proc's output the sender has received by now; more may be sent then."""
+    """agent.took: numbers of bytes of each proc's output that the sender has received by now; more may be sent then."""
 
     bytes: dict[str, int]
 

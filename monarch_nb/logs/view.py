@@ -1,4 +1,4 @@
-"""The lines of a mesh as values: those there are, and those that come."""
+"""The lines of a mesh as values: the present ones, and new ones."""
 
 import logging
 import re
@@ -18,9 +18,9 @@ from monarch_nb.settings import parse_duration
 from monarch_nb.shape import Point, Region, places
 from monarch_nb.wire import counted
 
-TICK = 0.25  # seconds, between looks whether somebody wants to stop following
-USUAL_LINES = 200  # lines, of those that are looked at as a whole
-MOST_WAITING = 10_000  # lines that whoever follows has not taken yet
+TICK = 0.25  # seconds, between checks whether to stop following
+USUAL_LINES = 200  # lines displayed of a whole sequence
+MOST_WAITING = 10_000  # lines that a follower has not taken yet
 
 
 class LogRecord(NamedTuple):
@@ -31,7 +31,7 @@ class LogRecord(NamedTuple):
     stream: str  # "stdout" or "stderr"
     level: int  # of records of `logging` (logging.WARNING is 30), 0 for what was printed
     text: str
-    call: str = ""  # the outermost call it belongs to, "" for none
+    call: str = ""  # the outermost call that wrote it, "" for none
 
     def __str__(self) -> str:
         clock = datetime.fromtimestamp(self.time).strftime("%H:%M:%S.%f")[:-3]
@@ -40,7 +40,7 @@ class LogRecord(NamedTuple):
 
 
 class Logs(Sequence[LogRecord]):
-    """Lines of a mesh in the order of their times. `files` says where all that each rank wrote is: host and path."""
+    """Lines of a mesh in the order of their times. `files` has the host and path of each rank's whole log."""
 
     def __init__(self, name: str, records: Iterable[LogRecord], files: dict[int, str], missing: int = 0) -> None:
         self.name = name
@@ -81,8 +81,8 @@ class Logs(Sequence[LogRecord]):
 class LogFilter:
     """Lines of some base ranks of a mesh of processes; `region` is the whole mesh, in which ranks are counted.
 
-    `grep` is a regular expression; `level` leaves only records of `logging` from there on; `since` is a datetime, or
-    how long ago: seconds or "5m". Raises ValueError for what cannot be understood.
+    `grep` is a regular expression; `level` is the lowest level of records of `logging`, and excludes other lines;
+    `since` is a datetime, or seconds or "5m" ago. Raises ValueError for invalid values.
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class LogFilter:
         self._since = since_of(since)
 
     def wants(self, address: str) -> bool:
-        """True if lines of a process match."""
+        """Returns whether lines of a process match."""
         return mesh_of(address) == self._uid and rank_of(address) in self._ranks
 
     def rank(self, address: str) -> int:
-        """The rank of a process in the whole mesh."""
+        """Returns the rank of a process in the whole mesh."""
         return self._region.point_of_base_rank(rank_of(address)).rank
 
     def records(self, address: str, written: Iterable[Written]) -> Iterator[LogRecord]:
-        """The lines of a process that are wanted."""
+        """Yields the matching lines of a process."""
         if not self.wants(address):
             return
         point = self._region.point_of_base_rank(rank_of(address))
@@ -130,13 +130,13 @@ class LogFilter:
                     yield LogRecord(block.at, point, block.stream, block.level, text, block.call)
 
     def missed(self, count: int) -> LogRecord:
-        """A line that says how many were missed."""
+        """Returns a line with the number of missed lines."""
         point = self._region.point_of_base_rank(min(self._ranks))
         return LogRecord(time.time(), point, "stderr", 0, f"… {count:,} lines were missed; the files have them")
 
 
 def level_of(level: int | str | None) -> int:
-    """A level by number or name, 0 for None. Raises ValueError."""
+    """Returns a level by number or name, 0 for None. Raises ValueError."""
     if level is None or isinstance(level, int):
         return level or 0
     number = int(level) if level.isdecimal() else logging.getLevelName(level.upper())
@@ -146,7 +146,7 @@ def level_of(level: int | str | None) -> int:
 
 
 def since_of(since: object) -> float:
-    """A time of the wall clock: a datetime, or how long ago. Raises ValueError."""
+    """Returns a time of the wall clock: a datetime, or how long ago. Raises ValueError."""
     if since is None:
         return 0.0
     if isinstance(since, datetime):
@@ -162,7 +162,7 @@ def since_of(since: object) -> float:
 
 
 class LogReader:
-    """Reads the wanted lines of a mesh of processes. `name` is that of the mesh that is looked at."""
+    """Reads the matching lines of a mesh of processes. `name` is the name of the mesh that the user named."""
 
     def __init__(self, logs: MeshLogs, name: str, procs: ProcState, wanted: LogFilter) -> None:
         self._logs = logs
@@ -171,7 +171,7 @@ class LogReader:
         self._wanted = wanted
 
     def there(self, last: int | None = None) -> Logs:
-        """Lines that have arrived, of each rank the `last` ones."""
+        """Returns the lines that have arrived, of each rank the `last` ones."""
         records: list[LogRecord] = []
         files: dict[int, str] = {}
         missing = 0
@@ -185,7 +185,7 @@ class LogReader:
         return Logs(self._name, records, files, missing)
 
     def follow(self, until: Callable[[], bool]) -> Iterator[LogRecord]:
-        """Lines that have arrived, then new ones, until the mesh is stopped or `until()`. Blocks."""
+        """Yields the lines that have arrived, then new ones, until the mesh is stopped or `until()`. Blocks."""
         waiting: deque[LogRecord] = deque(maxlen=MOST_WAITING)
         arrived = threading.Event()
         missed = 0
@@ -197,7 +197,7 @@ class LogReader:
                 waiting.append(record)
                 arrived.set()
 
-        with self._logs.receiver.still():  # or a line that comes between the two would be in neither
+        with self._logs.receiver.still():  # else a line that arrives between the two would be lost
             before = self.there()
             stop = self._logs.receiver.listen(wrote)
         try:
@@ -218,7 +218,7 @@ class LogReader:
 
 
 def logs_here() -> MeshLogs:
-    """The logs of the meshes that this process has spawned."""
+    """Returns the logs of the meshes that this process has spawned."""
     return current_runtime().part(MeshLogs)
 
 
@@ -231,11 +231,11 @@ def logs_of(
     stream: str | None = None,
     last: int | None = None,
 ) -> Logs:
-    """The last lines that the processes of a mesh (or slice) wrote, also those that were not shown in any cell.
+    """Returns the last lines that the processes of a mesh (or slice) wrote, also those that no cell has shown.
 
-    `grep` is a regular expression; `level` leaves only records of `logging` from there on; `since` is a datetime, or
-    how long ago: seconds or "5m"; `last` lines of each rank. Of an actor mesh: of the processes its actors live in.
-    Raises ValueError, and RuntimeError for a mesh that another process has spawned.
+    `grep` is a regular expression; `level` is the lowest level of records of `logging`, and excludes other lines;
+    `since` is a datetime, or seconds or "5m" ago; `last` lines of each rank. For an actor mesh: of the actors'
+    processes. Raises ValueError, and RuntimeError for a mesh that another process has spawned.
     """
     return _reader(mesh, grep=grep, level=level, since=since, stream=stream).there(last)
 
@@ -249,18 +249,18 @@ def follow_logs(
     stream: str | None = None,
     until: Callable[[], bool] = lambda: False,
 ) -> Iterator[LogRecord]:
-    """Lines as they come, after those there are (see `logs_of`), until the mesh is stopped or `until()`. Blocks.
+    """Returns the present lines (see `logs_of`), then new ones, until the mesh is stopped or `until()`. Blocks.
 
-    Whoever takes them too slowly misses some; that is said in a line of its own.
+    A slow consumer misses some; a line of its own says how many.
     """
     return _reader(mesh, grep=grep, level=level, since=since, stream=stream).follow(until)
 
 
 def listen_to_logs(listener: Listener) -> Callable[[], None]:
-    """Calls `listener(address, lines)` for all that processes spawned from here write; the result ends that.
+    """Calls `listener(address, lines)` for all output of processes spawned from here; the result ends that.
 
-    On the engine's reading thread: it must be quick, and must not call the engine. `lines` are `Written`, each of them
-    one line or many, in the order in which a process wrote them; it is empty where only an open line has grown.
+    The call is on the engine's reading thread: it must be quick, and must not call the engine. `lines` are `Written`,
+    each of one line or many, in the order in which a process wrote them; it is empty where only an open line has grown.
     """
     return logs_here().receiver.listen(listener)
 

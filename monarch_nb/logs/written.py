@@ -1,4 +1,4 @@
-"""Lines as they come from the processes, with the call that they belong to."""
+"""Lines of processes on arrival, with the call that they belong to."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Written(NamedTuple):
     level: int  # of records of `logging`, 0 for other text
     at: float  # wall clock, seconds
     text: str  # each line with its end
-    display: Display | None = None  # what was displayed; `text` stands for it where only text can be shown
+    display: Display | None = None  # the display; `text` replaces it where only text can be shown
 
     @property
     def line_count(self) -> int:
@@ -37,7 +37,7 @@ class OpenLine(NamedTuple):
     address: str
     stream: str
     call: str
-    text: str  # what there is to see of it
-    overwrites: bool  # it overwrites itself, as progress bars do
+    text: str  # its visible part
+    overwrites: bool  # overwrites itself, as progress bars do
     age: float  # seconds since it began
-    finished: bool = False  # bars that were left
+    finished: bool = False  # bars that the program has left

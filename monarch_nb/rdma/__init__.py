@@ -1,4 +1,4 @@
-"""The data plane: `RDMABuffer` names memory; bytes move one-sided, by the best way that two processes have in common.
+"""The data plane: `RDMABuffer` names memory; transfers are one-sided, by the best mover of the two processes.
 
 buffer = RDMABuffer(tensor)          # in the actor that has it; send `buffer` to anybody
 buffer.read_into(mine).get()         # elsewhere: its bytes, into memory there

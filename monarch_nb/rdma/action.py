@@ -25,9 +25,9 @@ class RDMAAction:
     """
 
     def __init__(self) -> None:
-        self._steps: list[tuple[str, str, Move | _Step]] = []  # process, kind, what
-        self._filled = Ranges()  # local bytes that a step fills
-        self._sources = Ranges()  # and that a step takes from
+        self._steps: list[tuple[str, str, Move | _Step]] = []  # process, kind, transfer
+        self._filled = Ranges()  # local bytes that steps fill
+        self._sources = Ranges()  # local bytes that steps read
 
     def read_remote(self, dst: object, buf: RDMABuffer) -> Self:
         """Adds a read of all of a buffer into `dst`. Raises ValueError where that does not fit."""
@@ -54,7 +54,7 @@ class RDMAAction:
         return self.write_remote(src, dst)
 
     def fetch_add(self, src: RDMABuffer, dst: object, add: int) -> Self:
-        """Adds a step that adds to the first 8 bytes of a buffer and puts what they were into `dst`, all in one.
+        """Adds a step that atomically adds to the first 8 bytes of a buffer and puts their previous value into `dst`.
 
         They are a signed little-endian number that wraps around. It is atomic towards the other atomic steps on buffers
         of that process, not towards plain reads and writes.

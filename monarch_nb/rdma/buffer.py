@@ -1,4 +1,4 @@
-"""`RDMABuffer`: names memory of one process, for others to read and write without its help."""
+"""`RDMABuffer`: names memory of one process that others read and write without its help."""
 
 import threading
 import warnings
@@ -27,26 +27,26 @@ from monarch_nb.runtime import (
     resolved_future,
 )
 
-_INLINE = 128 << 10  # bytes; a smaller copy is over before another thread would have begun it
-_INLINE_ON_DEVICE = 4 << 30  # bytes, of memory of one GPU at both ends: three milliseconds
+_INLINE = 128 << 10  # bytes; a smaller copy ends before another thread would begin it
+_INLINE_ON_DEVICE = 4 << 30  # bytes, between memory of one GPU: three milliseconds
 _TIMEOUT_S = 60.0
 T = TypeVar("T")
 
 
 def service() -> RdmaService:
-    """The data plane of this process; makes the process a controller if it is in no cluster."""
+    """Returns the data plane of this process; makes the process a controller if it is in no cluster."""
     return current_runtime().feature(RDMA)
 
 
 class RDMABuffer:
-    """Memory of this process that any process of the cluster reads and writes: send the buffer, not the bytes.
+    """Memory of this process that any process of the cluster can read and write: send the buffer, not the bytes.
 
     `data` is a contiguous tensor, array, bytearray or memoryview of any shape with at least one byte; it is not copied,
     and is kept until `drop()` or the end of the actor that made the buffer. With `readonly` others only read it.
-    Nothing is exchanged with anybody yet. Raises ValueError for memory with gaps, on another device or of no bytes.
+    The constructor sends nothing. Raises ValueError for memory with gaps, on another device or of no bytes.
 
-    A transfer that ends with an error, a time-out or a cancel has written some of its bytes and not others; each byte
-    of the target is an old or a new one. Whoever reads while others write sees a mixture.
+    A transfer that ends with an error, a time-out or a cancellation has written only some of its bytes; each byte
+    of the target is an old or a new one. A read during writes returns a mixture.
     """
 
     __slots__ = ("_handle",)
@@ -80,14 +80,14 @@ class RDMABuffer:
         return self._handle
 
     def size(self) -> int:
-        """Size in bytes."""
+        """Returns the size in bytes."""
         return self._handle.size
 
     def read_into(self, dst: object, *, offset: int = 0, timeout: float = _TIMEOUT_S) -> Future[None]:
         """Copies its bytes, from `offset` on, into `dst`: contiguous memory of this process, at least as large.
 
         Raises ValueError at once where `dst` does not fit. The future fails with BufferDroppedError, OwnerLostError or
-        another RDMAError, and with TimeoutError after `timeout` seconds; see the class for what `dst` holds then.
+        another RDMAError, and with TimeoutError after `timeout` seconds; the class describes what `dst` contains then.
         """
         target = memory_of(dst, writable=True, what="dst")
         size = self._handle.size - _offset(offset, self._handle)
@@ -150,7 +150,7 @@ def _offset(offset: int, handle: BufferHandle) -> int:
 
 
 def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[None]:
-    """Moves bytes from or to buffers of one process; small transfers that need no other thread are done on return."""
+    """Transfers bytes from or to buffers of one process; small transfers without another thread are done on return."""
     mine = service()
     first = moves[0].handle
     limit = Limit(timeout, "writing" if write else "reading", first)
@@ -210,5 +210,5 @@ def is_rdma_available() -> bool:
 
 
 def get_rdma_backend() -> str:
-    """ "ibverbs", "tcp" or "none", as torchmonarch calls them: "tcp" stands for all ways that need no verbs."""
+    """ "ibverbs", "tcp" or "none", in torchmonarch's terms: "tcp" is every way that needs no verbs."""
     return "ibverbs" if verbs_available() else "tcp"

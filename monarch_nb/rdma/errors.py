@@ -12,11 +12,11 @@ class BufferDroppedError(RDMAError):
 
 
 class OwnerLostError(RDMAError):
-    """The process that the memory belongs to has ended, or cannot be reached."""
+    """The process that owns the memory has ended, or cannot be reached."""
 
 
 def owner_lost(buffer: object, reason: str) -> OwnerLostError:
-    """The error for a buffer whose process does not answer, with the remedy."""
+    """Returns the error for a buffer whose process does not answer, with the remedy."""
     return OwnerLostError(
         f"{buffer} cannot be reached: {reason}. Heal its mesh (monarch.actor.heal_mesh) and make a new buffer there"
         + more("manual/data.md#how-long-a-buffer-lives")

@@ -1,7 +1,7 @@
 """The NIXL agent of this process, which registers memory with an RDMA device and moves bytes between devices.
 
-The agent is made on first use. It has no progress thread, which would keep a processor busy. Threads that wait for
-bytes drive it, and so does an owner of leased memory (`Leases`).
+The agent is created at first use. It has no progress thread, which would keep a processor busy. Threads that wait for
+bytes drive it, and so does an owner of leased memory (`MemoryLeases`).
 """
 
 import contextlib
@@ -20,24 +20,24 @@ from monarch_nb.host.linux import rdma_devices
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.movers import CannotReachError
 
-_PACKAGES = ("nixl_cu12", "nixl_cu13", "nixl")  # the same library, built for one CUDA or another, which none needs
+_PACKAGES = ("nixl_cu12", "nixl_cu13", "nixl")  # the same library for different CUDAs, which is not needed
 _HOST = "DRAM"  # NIXL's word for memory of the host
 _ENVIRONMENT = {
-    "NIXL_LOG_LEVEL": "FATAL",  # what goes wrong is an error with a name here
+    "NIXL_LOG_LEVEL": "FATAL",  # failures are reported as errors here
     "UCX_LOG_LEVEL": "fatal",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
-    # UCX would write jumps into mmap, munmap and brk of the running process, to learn whether memory that it has
-    # registered by itself goes away. It registers none here, and threads that are in these functions then may crash.
+    # UCX would patch mmap, munmap and brk of the running process, to learn when memory that it has registered by itself
+    # goes away. It registers none here, and threads that are in these functions then may crash.
     "UCX_MEM_EVENTS": "n",
 }
-_OF_THIS_PROCESS = 1 << 40  # numbers of memory that is registered for one transfer; those of regions are smaller
+_OF_THIS_PROCESS = 1 << 40  # the first number for memory registered for one transfer; regions have smaller ones
 _FORKED = "this process was forked from one that may use NIXL, whose libraries do not survive that"
 
 Span = tuple[int, int, int]  # address, bytes, and a number that distinguishes registrations at one address
 
 
 class LinkCutError(Exception):
-    """The connection to a peer is gone: its process has ended, or the network between."""
+    """A lost connection to a peer: its process has ended, or the network between has failed."""
 
 
 class _Transfer(Protocol):
@@ -62,11 +62,11 @@ class _Agent(Protocol):
     def get_new_notifs(self) -> object: ...
 
 
-_made: list[tuple[int, _Agent]] = []  # by process id: of this one, or of the one that it was forked from
+_made: list[tuple[int, _Agent]] = []  # by process id: this process, or the one that it was forked from
 
 
 def nixl_name() -> str:
-    """The name under which NIXL can be imported; "" where it is not installed. Nothing is imported."""
+    """Returns the name under which NIXL can be imported; "" where it is not installed. Imports nothing."""
     return next((name for name in _PACKAGES if importlib.util.find_spec(name) is not None), "")
 
 
@@ -79,7 +79,7 @@ class Fabric:
     """The NIXL agent of a process. Thread-safe; methods that drive the agent raise LinkCutError."""
 
     def __init__(self, process: str) -> None:
-        self.name = f"{process}#{os.getpid()}-{secrets.token_hex(4)}"  # no later life of the process has the same
+        self.name = f"{process}#{os.getpid()}-{secrets.token_hex(4)}"  # unique among all processes at the address
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._agent: _Agent | None = None
@@ -87,9 +87,9 @@ class Fabric:
         self._numbers = itertools.count(_OF_THIS_PROCESS)
 
     def check(self, *, asked_for: bool) -> None:
-        """Raises CannotReachError where this process has no NIXL, or no device and nobody has asked for doing without.
+        """Raises CannotReachError without NIXL, or without a device unless the settings name this mover.
 
-        Without one UCX, which NIXL stands on, takes what there is: the kernel inside a machine, TCP between two.
+        Without a device UCX, the library below NIXL, uses the kernel inside a machine, and TCP between two.
         """
         if self._pid != os.getpid():
             raise CannotReachError(_FORKED)
@@ -99,7 +99,7 @@ class Fabric:
             raise CannotReachError("there is no RDMA device (/dev/infiniband/uverbs*)")
 
     def register(self, memory: Memory, number: int = 0) -> Span:
-        """Makes memory known to the device, as region `number` or for one transfer. Raises CannotReachError."""
+        """Registers memory with the device, as region `number` or for one transfer. Raises CannotReachError."""
         span = (memory.address, memory.size, number or next(self._numbers))
         with self._using() as agent:
             try:
@@ -114,7 +114,7 @@ class Fabric:
             agent.deregister_memory(agent.get_reg_descs([(*span, "")], _HOST))
 
     def connection_data(self, spans: Sequence[Span]) -> bytes:
-        """Connection data with which another process reaches these spans."""
+        """Returns the data with which another process connects to these spans."""
         with self._using() as agent:
             return agent.get_partial_agent_metadata(
                 agent.get_reg_descs([(*span, "") for span in spans], _HOST), True, ["UCX"]
@@ -148,7 +148,7 @@ class Fabric:
             agent.get_new_notifs()
 
     def close(self) -> None:
-        """Gives the agent up."""
+        """Releases the agent."""
         with self._lock:
             agent, self._agent, self._closed = self._agent, None, True
             _made[:] = [entry for entry in _made if entry[1] is not agent]
@@ -164,7 +164,7 @@ class Fabric:
 
 
 class Transfer:
-    """Bytes on their way."""
+    """A transfer in progress."""
 
     def __init__(self, fabric: Fabric, handle: _Transfer) -> None:
         self._fabric, self._handle = fabric, handle
@@ -191,7 +191,7 @@ class Transfer:
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
-    """NIXL's errors share no class: all that it raises here is that bytes did not arrive."""
+    """Turns all errors of NIXL, which share no class, into LinkCutError."""
     try:
         yield
     except Exception as error:
@@ -203,20 +203,20 @@ def _text(error: Exception) -> str:
 
 
 def _make(name: str) -> _Agent:
-    """Takes half a second: the libraries are loaded, and devices looked for. Raises CannotReachError."""
+    """Creates an agent: loads libraries and looks for devices, for half a second. Raises CannotReachError."""
     if any(process != os.getpid() for process, _ in _made):
         raise CannotReachError(_FORKED)
     package = nixl_name()
     if not package:
         raise CannotReachError("NIXL is not installed (pip install 'monarch-nb[rdma]')")
-    # The wheel brings libraries of its own beside the system's. Where the system's were loaded first, the two do not
-    # share what they register, and leaving the process does not crash.
+    # The wheel has libraries of its own beside the system's. Where the system's were loaded first, the two do not share
+    # their registrations, and the process exits without a crash.
     with contextlib.suppress(OSError):
         ctypes.CDLL("libibverbs.so.1")
     with _environment(_ENVIRONMENT | ({"UCX_TLS": "^tcp"} if rdma_devices() else {})):
         try:
             nixl = importlib.import_module(f"{package}._api")
-            logging.getLogger("nixl").setLevel(logging.ERROR)  # it would print that all is well
+            logging.getLogger("nixl").setLevel(logging.ERROR)  # else it prints messages of success
             config = nixl.nixl_agent_config(
                 enable_prog_thread=False, backends=["UCX"], sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
             )
@@ -240,7 +240,7 @@ def _environment(words: dict[str, str]) -> Iterator[None]:
 
 
 def _forked() -> None:
-    """The child never ends what the libraries have begun in its parent."""
+    """Keeps the child from ending what the libraries have begun in its parent."""
     for _, agent in _made:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(agent.agent))
 

@@ -16,7 +16,7 @@ class ProcessIdentity(msgspec.Struct, array_like=True, frozen=True):
     network: int = 0
 
     def same_machine(self, other: "ProcessIdentity") -> bool:
-        """Returns whether both run on one machine, perhaps in different containers."""
+        """Returns whether both run on one machine, possibly in different containers."""
         return bool(self.boot) and self.boot == other.boot
 
     def same_namespace(self, other: "ProcessIdentity") -> bool:
@@ -29,7 +29,7 @@ class ProcessIdentity(msgspec.Struct, array_like=True, frozen=True):
 
 
 def own_identity() -> ProcessIdentity:
-    """The identity of this process, also in a forked child."""
+    """Returns the identity of this process, also in a forked child."""
     return _identity(os.getpid())
 
 
@@ -47,7 +47,7 @@ class DeviceRegion(msgspec.Struct, array_like=True, frozen=True):
     """The location of a buffer on a GPU."""
 
     identity: str  # of the device, as its driver names it
-    lent: bytes  # opens the allocation that it lies in, in other processes; empty if that cannot be lent
+    lent: bytes  # opens its allocation in other processes; empty if that cannot be lent
     offset: int  # in the allocation, bytes
 
 

@@ -32,7 +32,7 @@ from monarch_nb.transport import TransportError
 
 LEASE_S = 10.0
 _DRIVEN_S = 0.0001  # between two polls of the agent while there is a lease
-_STEP_S = 0.5  # limit of the time that one poll counts, since a stopped process does not receive renewals
+_STEP_S = 0.5  # the most time that one poll counts, since a stopped process receives no renewals
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class MemoryLeases:
         self._tokens = itertools.count(1)
         self._changed = threading.Condition()
         self._leases: dict[int, _Lease] = {}
-        self._returned = False  # leases have ended since memory was last released
+        self._returned = False  # leases have ended since the last release of memory
         self._registering = threading.Lock()
         self._spans: dict[int, Span] = {}  # of regions registered with the device
         self._driver: threading.Thread | None = None
@@ -58,7 +58,7 @@ class MemoryLeases:
         regions.retain_while(self._in_use)
 
     def lease(self, question: LeaseRequest) -> LeaseReply:
-        """Registers regions, and returns how to reach them. Blocks; raises CannotReachError."""
+        """Registers regions; returns the data to reach them. Blocks; raises CannotReachError."""
         with self._changed:
             if self._closed:
                 return LeaseReply("lost", "this process leaves the cluster")

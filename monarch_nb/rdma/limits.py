@@ -1,4 +1,4 @@
-"""Time limit and cancellation of a transfer, and running its parts side by side."""
+"""Time limit and cancellation of a transfer, and the concurrent execution of its parts."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ class Limit:
         self._cancelled = True
 
     def remaining(self) -> float:
-        """Seconds left. Raises TimeoutError at the limit, TransferCancelledError after `cancel`."""
+        """Returns the seconds left. Raises TimeoutError at the limit, TransferCancelledError after `cancel`."""
         if self._cancelled:
             raise TransferCancelledError(f"{self.title} was cancelled")
         seconds = self._end - time.monotonic()

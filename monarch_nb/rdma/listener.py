@@ -14,9 +14,9 @@ from monarch_nb.rdma.handle import ProcessIdentity, own_identity
 from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.wire import DROPPED, GO, HEAD, READ, Key, StreamError, make_ready, receive_into, welcome
 
-_PIECE = 4 << 20  # bytes for which the memory is held at a time; a drop waits no longer than for one of them
+_PIECE = 4 << 20  # bytes during which the memory is held; a drop waits for one piece at most
 _HANDSHAKE_S = 5.0
-_STALLED_S = 20.0  # without a byte in a piece that has begun: the other side is stuck, and the memory is let go
+_STALLED_S = 20.0  # without a byte within a piece, after which the memory is released
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 _AGAIN_S = 0.1
 _STRANGERS = 32  # connections at a time that have not proved their key yet
@@ -81,7 +81,7 @@ class BulkListener:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(_AGAIN_S)  # such as no descriptor left; whoever dialled waits, or goes another way
+                time.sleep(_AGAIN_S)  # such as no free descriptor; the dialling side waits, or uses another mover
                 continue
             if not self._strangers.acquire(blocking=False):
                 connection.close()
@@ -144,7 +144,7 @@ class BulkListener:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """The addresses at which other machines may reach this one, the most likely first."""
+    """Returns the addresses at which other machines may reach this one, the most likely first."""
     addresses: list[str] = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # nothing is sent: only the route is looked up

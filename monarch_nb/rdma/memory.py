@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """A range of bytes at a fixed address. `keeper` is the object that owns the memory, which this keeps alive."""
+    """A range of bytes at a fixed address. `keeper` is the object that owns the memory, kept alive by this one."""
 
     __slots__ = ("address", "device", "keeper", "readonly", "size", "stream")
 
@@ -35,33 +35,33 @@ class Memory:
         self.keeper = keeper
         self.readonly = readonly
         self.device = device  # the GPU that it lies on; None: the host
-        self.stream = stream  # of the device, with work on the memory that comes first
+        self.stream = stream  # a stream of the device, whose work on the memory comes first
 
     def part(self, offset: int, size: int) -> "Memory":
-        """The part of `size` bytes at `offset`."""
+        """Returns the part of `size` bytes at `offset`."""
         assert 0 <= offset <= offset + size <= self.size
         return Memory(
             self.address + offset, size, self.keeper, readonly=self.readonly, device=self.device, stream=self.stream
         )
 
     def read(self) -> builtins.bytes:
-        """A copy of the bytes."""
+        """Returns a copy of the bytes."""
         if self.device is None:
             return builtins.bytes(self.view())
         with self.on_host(write=False) as room:
             return builtins.bytes(room)
 
     def write(self, data: bytes) -> None:
-        """Replaces the bytes by as many others."""
+        """Replaces all bytes."""
         with self.on_host(write=True) as room:
             room[:] = data
 
     @contextmanager
     def on_host(self, *, write: bool) -> Iterator[memoryview]:
-        """The bytes in memory of the host: themselves, or a copy of those of a device, for a block.
+        """Yields the bytes in memory of the host: themselves, or a copy of those of a device, for a block.
 
-        With `write` the block fills them all, and they go to the device at its end. Of a device, take parts of a few
-        megabytes. Raises GpuError where the device refuses.
+        With `write` the block fills all of them, and they are copied to the device at its end. Of a device, take parts
+        of a few megabytes. Raises GpuError where the device refuses.
         """
         if self.device is None:
             yield self.view()
@@ -75,7 +75,7 @@ class Memory:
             move_bytes(self, copy)
 
     def view(self) -> memoryview:
-        """The bytes as a memoryview, writable unless the memory is read-only. Of memory of the host only."""
+        """Returns the bytes as a memoryview, writable unless the memory is read-only. Of memory of the host only."""
         assert self.device is None, "memory of a device has no view"
         content = (ctypes.c_ubyte * self.size).from_address(self.address)
         view = memoryview(content).cast("B")
@@ -83,7 +83,7 @@ class Memory:
 
 
 def move_bytes(target: Memory, source: Memory) -> None:
-    """Copies as many bytes as `target` has from `source`, each on the host or on a device; blocks until they are there.
+    """Copies bytes from `source` to fill `target`, each on the host or on a device; blocks until the copy is complete.
 
     Raises GpuError where a device refuses.
     """
@@ -97,10 +97,10 @@ def move_bytes(target: Memory, source: Memory) -> None:
 
 
 def memory_of(data: Any, *, writable: bool = False, what: str = "data") -> Memory:
-    """The memory of a contiguous tensor, array or buffer, of any number of dimensions.
+    """Returns the memory of a contiguous tensor, array or buffer, of any number of dimensions.
 
-    `writable` asks for memory that may be written. Raises ValueError for what has gaps, lies on another device or may
-    not be written, and TypeError for what has no memory of its own. `what` names the argument in these errors.
+    `writable` requires writable memory. Raises ValueError for memory with gaps, on another device or not writable, and
+    TypeError for an object without memory of its own. `what` names the argument in these errors.
     """
     library = sys.modules.get("torch")
     if library is not None and isinstance(data, library.Tensor):
@@ -128,7 +128,7 @@ class Ranges:
         self._ends: list[int] = []
 
     def hits(self, memory: Memory) -> bool:
-        """Returns whether the set has any byte of this memory."""
+        """Returns whether the set contains any byte of this memory."""
         index = bisect_right(self._ends, memory.address)
         return index < len(self._starts) and self._starts[index] < memory.address + memory.size
 
@@ -166,7 +166,7 @@ def _of_tensor(tensor: "torch.Tensor", title: str) -> Memory:
 
 
 def _device_of(tensor: "torch.Tensor", title: str) -> int | None:
-    """The GPU that a tensor is on; None for one on the CPU. Raises ValueError for other devices."""
+    """Returns the GPU that a tensor is on; None for one on the CPU. Raises ValueError for other devices."""
     if tensor.device.type == "cpu":
         gpu = driver()
         return gpu.device_of_tensor(tensor) if gpu is not None and gpu.name == "pretence" else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def movers_named() -> tuple[str, ...]:
-    """Movers that the settings name; empty if all are allowed."""
+    """Returns the movers that the settings name; empty if all are allowed."""
     return tuple(name.strip() for name in settings.rdma_movers.split(",") if name.strip())
 
 
@@ -32,7 +32,7 @@ MOVERS: dict[str, Callable[["RdmaService"], Mover]] = {
 
 
 def register(name: str, make: Callable[["RdmaService"], Mover], *, before: str = "streams") -> None:
-    """Adds a mover that is preferred to `before`, for processes that start to use the data plane later.
+    """Adds a mover that is preferred to `before`, for processes that first use the data plane later.
 
     Raises ValueError if the name is taken or `before` is not a mover.
     """

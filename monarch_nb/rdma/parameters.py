@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import torch
 
 _TIMEOUT_S = 60.0
-_VERSIONS = struct.Struct("<qq")  # the newest whole version, and the one that is being written
+_VERSIONS = struct.Struct("<qq")  # the newest whole version, and the version being written
 _AGAIN_S = 0.001
 
 
 class Box(msgspec.Struct, array_like=True, frozen=True):
-    """A shard of an array: where it starts and how far it goes in each dimension. Its own memory is row-major."""
+    """A shard of an array: its start and size in each dimension. Its own memory is row-major."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     def inside(self, shape: tuple[int, ...]) -> bool:
@@ -42,7 +42,7 @@ class Box(msgspec.Struct, array_like=True, frozen=True):
         )
 
     def __and__(self, other: "Box") -> "Box":
-        """The intersection, which may be empty."""
+        """Returns the intersection, which may be empty."""
         starts = tuple(max(a, b) for a, b in zip(self.start, other.start, strict=True))
         ends = (min(a + m, b + n) for a, m, b, n in zip(self.start, self.shape, other.start, other.shape, strict=True))
         return Box(starts, tuple(max(0, end - start) for start, end in zip(starts, ends, strict=True)))
@@ -58,17 +58,17 @@ class Box(msgspec.Struct, array_like=True, frozen=True):
 class Stretch(msgspec.Struct, array_like=True, frozen=True):
     """A run of elements that is contiguous in both shards."""
 
-    source: int  # the first, in the one
-    target: int  # and in the other
+    source: int  # index of the first element in the source
+    target: int  # and in the target
     count: int
 
 
 def common(source: Box, target: Box) -> Iterator[Stretch]:
-    """The stretches that two shards have in common, as long as they can be, in order."""
+    """Yields the stretches that two shards have in common, each as long as possible, in order."""
     both = source & target
     if not both.count:
         return
-    dim = len(both.shape)  # from this dimension on, both shards have nothing but what they have in common
+    dim = len(both.shape)  # from this dimension on, both shards consist of their intersection
     while dim and both.shape[dim - 1] == source.shape[dim - 1] == target.shape[dim - 1]:
         dim -= 1
     outer = max(0, dim - 1)
@@ -80,7 +80,7 @@ def common(source: Box, target: Box) -> Iterator[Stretch]:
 
 
 class Shard:
-    """A tensor that is a part of a parameter: `start` says where in the whole, whose shape is `of`."""
+    """A tensor that is a part of a parameter: `start` is its place in the whole, whose shape is `of`."""
 
     def __init__(self, tensor: "torch.Tensor", *, start: Sequence[int], of: Sequence[int]) -> None:
         self.tensor = tensor
@@ -111,10 +111,10 @@ class PublishedParameters(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ParameterStore:
-    """Publishes parameters: `publish()` makes their present values the next version, and returns at once after a copy.
+    """Publishes parameters: `publish()` copies their present values as the next version, and returns after the copy.
 
-    `parameters` is a module, or tensors and `Shard`s by name, all on the CPU. It keeps two versions beside them, so
-    that readers of the last one are not disturbed while the next is written: twice the memory of the parameters.
+    `parameters` is a module, or tensors and `Shard`s by name, all on the CPU. The store holds two versions beside them,
+    so that readers of the last one are not disturbed while the next is written: twice the memory of the parameters.
     """
 
     def __init__(self, parameters: "Mapping[str, torch.Tensor | Shard] | torch.nn.Module") -> None:
@@ -139,11 +139,11 @@ class ParameterStore:
 
     @property
     def source(self) -> "ParameterSource":
-        """The source to send to readers, who pull from it."""
+        """The source for readers, which pull from it: send it to them."""
         return ParameterSource((PublishedParameters(self._parts, self._buffers[0], tuple(self._buffers[1:])),))
 
     def publish(self) -> int:
-        """Copies the parameters, which are then the newest version; the result is its number. Blocks meanwhile."""
+        """Copies the parameters as the newest version; returns its number. Blocks meanwhile."""
         version = self.version + 1
         slot = memoryview(self._slots[version % 2])
         self._versions[:] = _VERSIONS.pack(version - 1, version)
@@ -174,7 +174,7 @@ class ParameterSource:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The parameters that there are, with the shapes of the wholes."""
+        """The published parameters, with the shapes of the wholes."""
         return {name: part.shape for store in self._stores for name, part in store.parts.items()}
 
     def pull(
@@ -184,9 +184,9 @@ class ParameterSource:
         after: int = 0,
         timeout: float = _TIMEOUT_S,
     ) -> Future[int]:
-        """Reads one whole version, the same of all stores, into tensors or `Shard`s; the result is its number.
+        """Reads one whole version, the same of all stores, into tensors or `Shard`s; the future has its number.
 
-        `after` waits for a version later than that one. Raises KeyError for a parameter that nobody publishes, and
+        `after` waits for a later version than that. Raises KeyError for a parameter that nobody publishes, and
         ValueError where shapes or types differ, or shards are missing. The future fails as that of
         `RDMABuffer.read_into`.
         """
@@ -210,7 +210,7 @@ class ParameterSource:
         return aside(work, Limit(timeout, "pulling parameters"))
 
     def _newest(self, limit: Limit) -> int:
-        """The newest version that all stores have."""
+        """Returns the newest version that all stores have."""
         return min(version for version, _ in self._marks(limit))
 
     def _marks(self, limit: Limit) -> list[tuple[int, int]]:
@@ -223,7 +223,7 @@ class ParameterSource:
 
     @staticmethod
     def _moves(store: PublishedParameters, shards: Mapping[str, Shard]) -> list[tuple[int, Memory]]:
-        """Reads from a store: offsets in its slots, and local memory."""
+        """Returns the reads from a store: offsets in its slots, and local memory."""
         moves = []
         for name, shard in shards.items():
             part = store.parts.get(name)

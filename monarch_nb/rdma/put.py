@@ -20,8 +20,8 @@ class Put(Generic[T]):
     """A value that was put: send this object, and call `get()` where the value is needed.
 
     The value is a snapshot. `get()` gives a private copy: memory of tensors and arrays is shared by all processes of a
-    host until a process writes to it. The value is stored while the process that put it has this object and the actor
-    there lives, and after that until `rdma_put_kept` bytes of such values are newer.
+    host until a process writes to it. The value is stored while the process that put it has this object and its actor
+    lives, and after that until `rdma_put_kept` bytes of newer such values are stored.
     """
 
     __slots__ = ("__weakref__", "_value")
@@ -35,11 +35,11 @@ class Put(Generic[T]):
         return self._value.handle.owner
 
     def size(self) -> int:
-        """Bytes of the encoded value."""
+        """Returns the size of the encoded value in bytes."""
         return sum(self._value.sizes)
 
     def get(self, timeout: float = _TIMEOUT_S) -> T:
-        """The value. The first process of another host that asks fetches it for all others there.
+        """Returns the value. The first process of another host that requests it fetches it for all others there.
 
         Blocks. Raises BufferDroppedError, OwnerLostError or another RDMAError, and TimeoutError.
         """
@@ -47,7 +47,7 @@ class Put(Generic[T]):
         return self._decoded(local) if local is not None else self.fetch(timeout).get()
 
     def fetch(self, timeout: float = _TIMEOUT_S) -> Future[T]:
-        """As `get`, as a future to `await` in an actor with an event loop."""
+        """As `get`; returns a future to `await` in an actor with an event loop."""
         puts = service().puts
         return aside(lambda limit: self._decoded(puts.fetch(self._value, limit)), Limit(timeout, "fetching", self))
 

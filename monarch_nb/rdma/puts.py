@@ -1,4 +1,4 @@
-"""Put values in one process: its own, and those that it holds for the other processes of its host."""
+"""Put values in one process: its own, and those that it stores for the other processes of its host."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ _Host = tuple[str, int]
 class StoredValue(msgspec.Struct, array_like=True, frozen=True):
     """Reference to a put value, as sent to other processes."""
 
-    handle: BufferHandle  # of the whole file
+    handle: BufferHandle  # covers the whole file
     token: bytes  # start of the file, since descriptors are reused
     descriptor: int  # of the file, in the process that put it
     sizes: tuple[int, ...]  # of the frames
@@ -104,11 +104,11 @@ class Copies(Generic[A]):
         return waiting
 
     def waiting(self) -> list[A]:
-        """All waiting askers."""
+        """Returns all waiting askers."""
         return [asker for copy in self._by_host.values() for asker in copy.waiting]
 
     def holders(self) -> list[str]:
-        """Processes that hold a file of the value."""
+        """Returns the processes that hold a file of the value."""
         return [process for copy in self._by_host.values() for process in sorted(copy.holders)]
 
 
@@ -175,7 +175,7 @@ class Puts:
                 self.drop(number)
 
     def where(self, question: verbs.LocateValue, asker: Asker[verbs.ValueLocation]) -> verbs.ValueLocation | None:
-        """Replies with the location of a value on the host of the asker."""
+        """Returns the location of a value on the host of the asker, None if the reply follows later."""
         with self._lock:
             copies, entry = self._copies.get(question.number), self._files.get(question.number)
             if copies is None or entry is None or not secrets.compare_digest(entry[0], question.token):
@@ -197,7 +197,7 @@ class Puts:
     # -- values of other processes ----------------------------------------------------------------------------------
 
     def local_file(self, stored: StoredValue) -> MemoryFile | None:
-        """The file of a value whose owner is on this host, or that this process holds; else None."""
+        """Returns the file of a value whose owner is on this host, or that this process holds; else None."""
         file = self._foreign.get(stored.token)
         identity = stored.handle.identity
         if file is not None or not own_identity().same_namespace(identity):

@@ -1,6 +1,6 @@
-"""Memory that this process offers to others: a table, a mark for each region that its readers check, and locks.
+"""Memory that this process offers to others: a table, a mark for each region that readers check, and locks.
 
-The locks are against releasing memory while other processes write to it: one per region, in a file that they can open.
+The locks prevent the release of memory while other processes write to it: one per region, in a file that they can open.
 A writer holds a shared lock on the byte with the number of the region, and the owner releases no memory that is locked.
 The kernel releases the lock of a killed writer. Locks belong to the opened file (fcntl(2), "open file description
 locks"), not to a process.
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 
 from monarch_nb.rdma.memory import Memory
 
-MARK = 16  # bytes of the secret of a region, and of the mark that stands for it in memory
-_BLOCK = 256  # marks that are made at a time; they are never given back, so their addresses stay true
+MARK = 16  # bytes of the secret of a region, and of its mark in memory
+_BLOCK = 256  # marks allocated at a time; never freed, so that their addresses stay valid
 _NOTHING = bytes(MARK)
 _FLOCK = struct.Struct("hhqqi")  # <fcntl.h>, struct flock: type, whence, start, length, pid
 
@@ -68,11 +68,11 @@ def writing(pid: int, descriptor: int, numbers: "list[int]") -> Iterator[bool]:
     try:
         yield all(_lock_byte(guard, fcntl.F_RDLCK, number) for number in numbers)
     finally:
-        os.close(guard)  # which ends the locks
+        os.close(guard)  # ends the locks
 
 
 def for_reading_only(secret: bytes) -> bool:
-    """Returns whether a secret permits reading only, which is its lowest bit."""
+    """Returns whether a secret permits reading only: its lowest bit."""
     return bool(secret[0] & 1)
 
 
@@ -83,9 +83,9 @@ class OfferedRegion:
 
     def __init__(self, number: int, memory: Memory, owner: str, actor: object, mark: int, *, readonly: bool) -> None:
         self.number = number
-        self.actor = actor  # whose end ends the offer; None: the process itself
+        self.actor = actor  # ends the offer when it ends; None: the process itself
         self.memory: Memory | None = memory
-        self.owner = owner  # the actor that offers it, as people read it
+        self.owner = owner  # display name of the actor that offers it
         self.readonly = readonly
         first, *rest = secrets.token_bytes(MARK)
         self.secret = bytes((first | 1 if readonly else first & ~1, *rest))
@@ -105,7 +105,7 @@ class Regions:
         self._free: list[int] = []
         self.guard = Guard()
         self._in_use: list[Callable[[int], bool]] = []
-        self._withdrawn: list[OfferedRegion] = []  # and somebody outside has not ended yet
+        self._withdrawn: list[OfferedRegion] = []  # withdrawn, but still in use by other processes
 
     def __len__(self) -> int:
         return len(self._regions)
@@ -114,11 +114,11 @@ class Regions:
         return iter(tuple(self._regions.values()))
 
     def retain_while(self, in_use: Callable[[int], bool]) -> None:
-        """Retains withdrawn memory while `in_use(number)` is True. The caller ends that with `release_withdrawn`."""
+        """Retains withdrawn memory while `in_use(number)` is True; the caller calls `release_withdrawn` afterwards."""
         self._in_use.append(in_use)
 
     def offer(self, memory: Memory, owner: str, actor: object = None, *, readonly: bool = False) -> OfferedRegion:
-        """Offers memory; it is kept alive until the offer is withdrawn. Read-only memory is offered for reading."""
+        """Offers memory and keeps it alive until the offer is withdrawn. Read-only memory is offered for reading."""
         self.release_withdrawn()
         with self._lock:
             if not self._free:
@@ -135,7 +135,7 @@ class Regions:
     def withdraw(self, number: int) -> bool:
         """Ends an offer, and waits for this process's own transfers of it; False if there was none.
 
-        Where another process uses it just now, the memory is kept until that has ended.
+        While another process uses the memory, it is retained.
         """
         with self._lock:
             region = self._regions.pop(number, None)
@@ -168,10 +168,10 @@ class Regions:
         return sum(self.withdraw(region.number) for region in self if matches(region))
 
     def use(self, number: int, secret: bytes, *, write: bool = False) -> "RegionUse":
-        """The memory of a region, for a `with` block, during which it stays.
+        """Returns a `with` block that yields the memory of a region, which stays meanwhile.
 
-        Raises LookupError where there is no such offer (any more), PermissionError for a wrong secret, and for a write
-        to what is offered for reading.
+        Raises LookupError for a region that is not offered (any more), PermissionError for a wrong secret, and for a
+        write to memory offered for reading.
         """
         region = self._regions.get(number)
         if region is None:

@@ -1,4 +1,4 @@
-"""Chooses a mover for each process: the first in order of preference that works, and why earlier ones do not."""
+"""The choice of a mover for each process: the first in order of preference that works, and why earlier ones do not."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move, Mover, is_of_host, is_to_host
 
-_GPU_MOVERS = frozenset({"local", "gpu"})  # those that take memory of this process on a GPU as it is
+_GPU_MOVERS = frozenset({"local", "gpu"})  # movers that take memory of this process on a GPU directly
 _PIECE = 16 << 20  # bytes staged at a time
 SOCKETS = frozenset({"streams", "messages"})  # the movers that go through sockets
 
@@ -23,10 +23,10 @@ class Route:
 
     process: str
     mover: str = ""  # "" before the first transfer
-    allowed: tuple[str, ...] = ()  # when it was chosen
+    allowed: tuple[str, ...] = ()  # the movers allowed at its choice
     reasons: list[str] = field(default_factory=list)  # why better movers do not serve
-    read: int = 0  # bytes from there
-    written: int = 0  # bytes to there
+    read: int = 0  # bytes read from the process
+    written: int = 0  # bytes written to it
     transfers: int = 0
     seconds: float = 0.0  # spent in them
 
@@ -35,15 +35,15 @@ class Route:
 
 
 class RDMATcpFallbackWarning(UserWarning):
-    """Memory is moved through sockets, as there is no faster way to its process. Given once per process."""
+    """Memory is moved through sockets, since no faster mover reaches its process. Issued once per process."""
 
 
 class RDMAReadTransferWarning(UserWarning):
-    """torchmonarch's warning about a slow read. Not given here: `monarch.rdma.routes()` shows the way bytes take."""
+    """torchmonarch's warning about a slow read. Not issued here: `monarch.rdma.routes()` lists the movers used."""
 
 
 class RDMAWriteTransferWarning(UserWarning):
-    """torchmonarch's warning about a slow write. Not given here: `monarch.rdma.routes()` shows the way bytes take."""
+    """torchmonarch's warning about a slow write. Not issued here: `monarch.rdma.routes()` lists the movers used."""
 
 
 class MoverRoutes:
@@ -63,12 +63,12 @@ class MoverRoutes:
         self._warned = False
 
     def all(self) -> list[Route]:
-        """The routes that there are, by process."""
+        """Returns the present routes, by process."""
         with self._lock:
             return [self._routes[process] for process in sorted(self._routes)]
 
     def of(self, process: str) -> Route:
-        """The route to a process; a new one where none is known."""
+        """Returns the route to a process, created if necessary."""
         route = self._routes.get(process)
         if route is None:
             with self._lock:
@@ -78,7 +78,7 @@ class MoverRoutes:
     def quick(self, process: str, *, on_device: bool = False) -> bool:
         """Returns whether transfers need no other thread, so that a small one is faster on the calling thread.
 
-        `on_device` asks about those from GPU to GPU.
+        `on_device` is for transfers from GPU to GPU.
         """
         route = self.of(process)
         if on_device and route.mover not in _GPU_MOVERS:
@@ -87,7 +87,7 @@ class MoverRoutes:
         return mover is not None and mover.alone and route.allowed == self._allowed()
 
     def transfer(self, moves: Sequence[Move], limit: Limit, *, write: bool, quick: bool = False) -> None:
-        """Moves bytes from or to buffers of one process, of which `quick` was True just now, if that is known.
+        """Moves bytes from or to buffers of one process, for which `quick` has just returned True, if that is known.
 
         Blocks; raises what movers raise, and RDMAError.
         """
@@ -133,7 +133,7 @@ class MoverRoutes:
         )
 
     def _warn(self, route: Route) -> None:
-        """Once per process: bytes go by sockets. Between machines without RDMA hardware that is as it must be."""
+        """Warns once per process that bytes go by sockets, except between machines without RDMA hardware."""
         if route.mover in SOCKETS and route.reasons and not self._warned:
             self._warned = True
             warnings.warn(
@@ -144,7 +144,7 @@ class MoverRoutes:
 
 
 def _by_device(moves: Sequence[Move]) -> Sequence[Sequence[Move]]:
-    """Transfers of buffers on the host, and those of buffers on GPUs, which other movers serve."""
+    """Separates transfers of buffers on the host from those of buffers on GPUs, which other movers serve."""
     if is_of_host(moves):
         return (moves,)
     parts = ([move for move in moves if (move.handle.device is not None) is on_device] for on_device in (False, True))
@@ -154,7 +154,7 @@ def _by_device(moves: Sequence[Move]) -> Sequence[Sequence[Move]]:
 def _staged(
     carry: Callable[[Sequence[Move], Limit], None], moves: Sequence[Move], limit: Limit, *, write: bool
 ) -> None:
-    """Transfers whose local memory may lie on a GPU, by a mover that knows memory of the host: piece by piece."""
+    """Transfers memory that may lie on a GPU piece by piece, by a mover that supports memory of the host only."""
     for move in moves:
         for start in range(0, move.local.size, _PIECE):
             size = min(_PIECE, move.local.size - start)

@@ -64,7 +64,7 @@ class Traffic:
             self.offered.pop(report.process, None)
 
     def rate(self, flow: Flow, now: float) -> float:
-        """Bytes per second of the latest transfers; 0 if they are outdated."""
+        """Returns the bytes per second of the latest transfers; 0 if they are outdated."""
         rate, measured = self._rates.get(flow.key, (0.0, 0.0))
         return rate if now - measured < _OUTDATED_S else 0.0
 
@@ -129,7 +129,7 @@ class TrafficReporter:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def known(self) -> Traffic:
-        """Traffic known now, including that of this process."""
+        """Returns the traffic known now, including that of this process."""
         self._report_now()
         return self.traffic
 
@@ -249,7 +249,7 @@ class RdmaService:
         return wait
 
     def dial(self, handle: BufferHandle, limit: Limit) -> verbs.StreamAddresses:
-        """Asks where the owner of a buffer accepts streams. Blocks; raises CannotReachError, OwnerLostError."""
+        """Asks the owner of a buffer for its addresses for streams. Blocks; raises CannotReachError, OwnerLostError."""
         future = request(
             self.runtime, handle.process, verbs.DIAL, verbs.Dial(own_identity(), not settings.rdma_encrypt_streams)
         )
@@ -305,7 +305,7 @@ class RdmaService:
             with self._lock:
                 self._idle -= 1
             if work is None:
-                self._work.put(None)  # for the next one
+                self._work.put(None)  # for the next thread
                 return
             work()
 
@@ -351,7 +351,7 @@ class RdmaService:
             return verbs.LeaseReply("refused", str(error))
 
     def _allowed(self) -> tuple[str, ...]:
-        """The movers that the settings allow now, in order of preference."""
+        """Returns the movers that the settings allow now, in order of preference."""
         return _chosen(tuple(self._movers), movers_named(), settings.rdma_allow_tcp_fallback)
 
     def close(self) -> None:
@@ -386,7 +386,7 @@ def _check(memory: Memory, offset: int, size: int) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _chosen(movers: tuple[str, ...], names: tuple[str, ...], sockets: bool) -> tuple[str, ...]:
-    """Movers that are named by the settings and, without sockets, use none."""
+    """Returns the movers that the settings allow; without `sockets` only those that use none."""
     return tuple(name for name in movers if (not names or name in names) and (sockets or name not in SOCKETS))
 
 

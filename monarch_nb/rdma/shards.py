@@ -1,4 +1,4 @@
-"""Shards of tensors that are offered where they lie: each reader copies its own parts, with any sharding."""
+"""Shards of tensors that are offered in place: each reader copies its own parts, with any sharding."""
 
 import zlib
 from collections import defaultdict
@@ -35,7 +35,7 @@ class OfferedShard(msgspec.Struct, array_like=True, frozen=True):
 
 
 class OfferedShards:
-    """Shards by the name of their tensor, of one process or of several. Send it; the bytes stay where they are.
+    """Shards by the name of their tensor, of one process or of several. Send it; the bytes stay in place.
 
     Memory is offered until `drop()`, or the end of the actor that offered it.
     """
@@ -63,7 +63,7 @@ class OfferedShards:
 
     @classmethod
     def join(cls, several: "Iterable[OfferedShards]") -> "OfferedShards":
-        """The shards of several processes. Raises ValueError for shards that are not parts of the same tensor."""
+        """Joins the shards of several processes. Raises ValueError for shards that are not parts of the same tensor."""
         joined: dict[str, list[OfferedShard]] = defaultdict(list)
         for offered in several:
             for name, shards in offered._shards.items():
@@ -107,9 +107,9 @@ class OfferedShards:
             )
 
     def read_into(self, shards: Mapping[str, Shard], timeout: float) -> None:
-        """Reads the parts that these shards are, each process's by itself; blocks.
+        """Reads the parts of these shards, from each process separately; blocks.
 
-        Of equal parts the nearest is read, and another one if its process is lost. Raises what `check` and
+        Of equal parts it reads the nearest, and another one if its process is lost. Raises what `check` and
         `RDMABuffer.read_into` raise; OwnerLostError names the tensor and the rank.
         """
         for name, shard in shards.items():
@@ -125,7 +125,7 @@ class OfferedShards:
                 return
 
     def local_shards(self) -> dict[str, object]:
-        """The shards with elements in memory of this process, as they were offered."""
+        """Returns the shards with elements in memory of this process, as they were offered."""
         local: dict[str, object] = {}
         for name, shards in self._shards.items():
             for buffer in (shard.buffer for shard in shards):
@@ -135,7 +135,7 @@ class OfferedShards:
         return local
 
     def drop(self) -> None:
-        """Ends the offers, from any process; blocks. Offers of processes that have ended are over already."""
+        """Ends the offers, from any process; blocks. Offers of ended processes are over already."""
         buffers = [shard.buffer for shards in self._shards.values() for shard in shards if shard.buffer is not None]
         for ended in [buffer.drop() for buffer in buffers]:
             try:
@@ -144,7 +144,7 @@ class OfferedShards:
                 pass
 
     def _moves(self, shards: Mapping[str, Shard], lost: Mapping[str, RDMAError]) -> dict[str, list[Move]]:
-        """The transfers into these shards, by process that has the memory. Raises OwnerLostError."""
+        """Returns the transfers into these shards, by process that has the memory. Raises OwnerLostError."""
         moves: dict[str, list[Move]] = defaultdict(list)
         for name, shard in shards.items():
             by_box: dict[Box, list[OfferedShard]] = defaultdict(list)
@@ -177,7 +177,7 @@ def _read(process: str, moves: list[Move], limit: Limit, lost: dict[str, RDMAErr
 
 
 def _distance(buffer: RDMABuffer) -> tuple[bool, bool, int]:
-    """Orders buffers with equal contents: this process, this machine, and then each reader in an order of its own."""
+    """Returns a key that orders buffers of equal contents: this process, this machine, then an order of each reader."""
     handle, own = buffer.handle, service().address
     return (
         handle.process != own,

@@ -17,7 +17,7 @@ NOTHING = "no transfers between processes yet, and no registered memory: see mon
 _HEADS = ("process", "mover", "read", "written", "transfers", "bytes/s", "why not a better one")
 
 
-# What is known of the bytes between two processes by a mover, or of the memory that a process offers (no mover).
+# The known transfers between two processes by a mover, or the memory that a process offers (no mover).
 TransferRecord = TypedDict(
     "TransferRecord",
     {"from": str, "to": str, "mover": str, "bytes": int, "transfers": int, "rate": int, "regions": int},
@@ -26,7 +26,7 @@ TransferRecord = TypedDict(
 
 
 class RouteTable(tuple[Route, ...]):
-    """The routes of this process: a tuple of them that shows itself as a table."""
+    """The routes of this process: a tuple that displays itself as a table."""
 
     __slots__ = ()
 
@@ -141,5 +141,5 @@ def transfers() -> TransferTable:
 
 
 def routes() -> RouteTable:
-    """Returns the routes between this process and those that it has read from or written to. Does not block."""
+    """Returns the routes from this process to those that it has read from or written to. Does not block."""
     return RouteTable(service().routes.all())

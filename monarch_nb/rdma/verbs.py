@@ -12,7 +12,7 @@ class TransferOutcome(msgspec.Struct, array_like=True, frozen=True):
 
     how: str
     text: str = ""
-    data: bytes = b""  # what was read
+    data: bytes = b""  # the bytes read
 
 
 class ReadRequest(msgspec.Struct, array_like=True, frozen=True):
@@ -51,7 +51,7 @@ class DropBuffer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Dial(msgspec.Struct, array_like=True, frozen=True):
-    """Asks where a process accepts streams."""
+    """Asks a process for its addresses for streams."""
 
     identity: ProcessIdentity  # the asker's
     plain: bool = False  # the asker allows unencrypted streams to other machines
@@ -100,11 +100,11 @@ class LeaseRequest(msgspec.Struct, array_like=True, frozen=True):
 
     regions: tuple[tuple[int, bytes], ...]
     write: bool
-    asked_for: bool = False  # the settings name this mover, which is then used without a device, too
+    asked_for: bool = False  # the settings name this mover, which then works without a device
 
 
 class LeaseReply(msgspec.Struct, array_like=True, frozen=True):
-    """Outcome of a lease request, for which buffer, and how to reach the buffers if it is "done"."""
+    """Outcome of a lease request, the buffer concerned, and the data to reach the buffers if it is "done"."""
 
     how: str
     text: str = ""
@@ -115,7 +115,7 @@ class LeaseReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RenewMemoryLease(msgspec.Struct, array_like=True, frozen=True):
-    """Renews a lease that is still used."""
+    """Renews a lease that is in use."""
 
     lease: int
 

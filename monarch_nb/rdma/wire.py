@@ -1,14 +1,14 @@
 """The protocol of streams between two processes: a mutual proof of a key, then requests and bytes.
 
-The key comes over the authenticated control link. Where the stream is to be encrypted, it is so from the number of the
-key on. Each side proves that it has the key by an HMAC (RFC 2104, SHA-256) of the random numbers of both and of what
-identifies the encrypted channel, so that a stranger who connects, who listens, or who stands between, gets nothing.
+The key arrives by the authenticated control link. An encrypted stream is encrypted from the number of the
+key on. Each side proves that it has the key by an HMAC (RFC 2104, SHA-256) of the random numbers of both and of the
+identity of the encrypted channel, so that a stranger who connects, listens, or stands between the two learns nothing.
 
 Streams that leave a machine are encrypted by TLS 1.2 without certificates, bound to the proof of the key. Both ends
 agree on keys by an anonymous Diffie-Hellman exchange (RFC 5246, in the group ffdhe3072 of RFC 7919), which hides the
-bytes from whoever listens. An end in the middle, which such an exchange alone lets in, is found out by the proof of the
-key: it covers what identifies the encrypted channel ("tls-unique", RFC 5929, sound with the extended master secret of
-RFC 7627). TLS 1.3 with that key itself would be simpler, and Python has it from 3.13 on only.
+bytes from listeners. A man in the middle, which such an exchange alone admits, is detected by the proof of the
+key: it covers the identity of the encrypted channel ("tls-unique", RFC 5929, sound with the extended master secret of
+RFC 7627). TLS 1.3 with that key itself would be simpler, but Python supports it only from 3.13 on.
 """
 
 import base64
@@ -30,19 +30,19 @@ READ, WRITE = 0, 1
 GO, DROPPED = b"g", b"d"
 HEAD = struct.Struct("<BQ16sQQ")  # READ or WRITE, number, secret, offset, size
 _ID = struct.Struct("<Q")
-_STEP = 4 << 20  # bytes asked of the kernel at a time
+_STEP = 4 << 20  # bytes requested from the kernel at a time
 
 
 class Key(msgspec.Struct, array_like=True, frozen=True):
-    """The key that both ends of a stream prove to have. Each process that asks where to dial gets its own."""
+    """The key that both ends of a stream prove to have. Each process that dials has its own."""
 
     number: int
     secret: bytes
-    encrypted: bool  # whether the streams are
+    encrypted: bool  # whether the streams are encrypted
 
 
 class StreamError(Exception):
-    """The other side went away, or is not who it should be."""
+    """The other side has gone, or is not the expected process."""
 
 
 def receive_into(connection: socket.socket, target: memoryview) -> None:
@@ -55,7 +55,7 @@ def receive_into(connection: socket.socket, target: memoryview) -> None:
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; small ones."""
+    """Receives a small number of bytes."""
     room = bytearray(size)
     receive_into(connection, memoryview(room))
     return bytes(room)
@@ -66,9 +66,9 @@ def _proof(key: bytes, role: bytes, first: bytes, second: bytes, channel: bytes)
 
 
 def greet(connection: socket.socket, key: Key) -> socket.socket:
-    """The side that dialled: proves its key, and has the listener prove its own. The result is the stream.
+    """Proves the key to the listener, and has it prove its own; returns the stream. For the dialling side.
 
-    Raises StreamError and OSError, and has closed the connection then.
+    Raises StreamError and OSError after closing the connection.
     """
     with _closing(connection) as opened:
         connection.sendall(_ID.pack(key.number))
@@ -87,7 +87,7 @@ def greet(connection: socket.socket, key: Key) -> socket.socket:
 
 
 def welcome(connection: socket.socket, keys: "dict[int, Key]") -> socket.socket:
-    """The side that listens: the same, the other way round. Raises StreamError for a stranger, too."""
+    """Does the same for the listening side. Raises StreamError for a stranger, too."""
     with _closing(connection) as opened:
         key = keys.get(_ID.unpack(receive(connection, _ID.size))[0])
         stream = opened.enter_context(server_stream(connection)) if key is not None and key.encrypted else connection
@@ -114,26 +114,26 @@ _BITS, _OFFSET = 3072, 2625351  # RFC 7919, A.2
 
 
 class TunnelError(OSError):
-    """This Python cannot encrypt streams (its OpenSSL has no anonymous exchange), or the other side does not."""
+    """This Python cannot encrypt streams (its OpenSSL has no anonymous exchange), or the other side cannot."""
 
 
 def client_stream(connection: socket.socket) -> ssl.SSLSocket:
-    """The encrypted stream on a connection, for the side that dialled. Raises TunnelError, and other OSErrors."""
+    """Returns the encrypted stream on a connection, for the dialling side. Raises TunnelError, and other OSErrors."""
     return _context(False).wrap_socket(connection)
 
 
 def server_stream(connection: socket.socket) -> ssl.SSLSocket:
-    """As `dialled`, for the listening side."""
+    """As `client_stream`, for the listening side."""
     return _context(True).wrap_socket(connection, server_side=True)
 
 
 def make_ready() -> None:
-    """Makes what `taken` needs, which takes milliseconds the first time. Raises TunnelError."""
+    """Prepares `server_stream`, which takes milliseconds the first time. Raises TunnelError."""
     _context(True)
 
 
 def binding(connection: socket.socket) -> bytes:
-    """The channel binding, known to both ends only; empty for an unencrypted connection."""
+    """Returns the channel binding, known to both ends only; empty for an unencrypted connection."""
     if not isinstance(connection, ssl.SSLSocket):
         return b""
     unique = connection.get_channel_binding("tls-unique")
@@ -150,7 +150,7 @@ def _context(listens: bool) -> ssl.SSLContext:
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     try:
-        context.set_ciphers(f"{_CIPHER}:@SECLEVEL=0")  # the lowest level is the one that allows anonymous exchanges
+        context.set_ciphers(f"{_CIPHER}:@SECLEVEL=0")  # only the lowest level allows anonymous exchanges
         if listens:
             _load_group(context)
     except ssl.SSLError as error:
@@ -159,7 +159,7 @@ def _context(listens: bool) -> ssl.SSLContext:
 
 
 def _load_group(context: ssl.SSLContext) -> None:
-    """OpenSSL reads the group from a file only."""
+    """Loads the group from a file, since OpenSSL accepts nothing else."""
     prime, generator = _integer(_prime(_BITS, _OFFSET)), _integer(2)
     text = base64.encodebytes(_sequence(prime + generator)).decode()
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
@@ -169,8 +169,8 @@ def _load_group(context: ssl.SSLContext) -> None:
 
 
 def _prime(bits: int, offset: int) -> int:
-    """RFC 7919, A: 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1; e is the sum of 1/n!."""
-    spare = 64  # bits, for what is cut off in the sum
+    """Returns the prime of RFC 7919, A: 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1; e is the sum of 1/n!."""
+    spare = 64  # bits for rounding errors of the sum
     total = term = 1 << (bits - 130 + spare)
     number = 1
     while term:
@@ -181,7 +181,7 @@ def _prime(bits: int, offset: int) -> int:
 
 
 def _integer(value: int) -> bytes:
-    """An INTEGER of X.690 (DER)."""
+    """Returns an INTEGER of X.690 (DER)."""
     return b"\x02" + _counted(value.to_bytes(value.bit_length() // 8 + 1, "big"))
 
 

@@ -1,4 +1,4 @@
-"""Sans-I/O routing: links, order, casts, ways. Events go in, actions come out; no clock, thread or socket."""
+"""Sans-I/O routing: links, order, casts, routes. Events go in, actions come out; no clock, thread or socket."""
 
 from typing import TYPE_CHECKING
 

@@ -3,7 +3,7 @@
 address  = [process-id "@"] endpoint ["@" endpoint]      (where to dial it, then where it binds)
 endpoint = "tcp://" host ":" port | "tcp://" host ":fd" number | "ipc://" path
 
-`fd` is a socket that the worker was born with and that is bound already: whoever starts workers can so choose free
+`fd` is a socket that the worker inherits and that is bound already: so the starter of workers can choose free
 ports without a race.
 """
 
@@ -21,7 +21,7 @@ _FORMS = "known forms are tcp://host:port, ipc://path, tcp://host:port@tcp://0.0
 
 
 class AddressError(ValueError):
-    """A text that is no address of a worker; the message says what is wrong with it and how one looks."""
+    """A text that is no address of a worker; the message says what is wrong with it and shows a valid one."""
 
 
 class ChannelEndpoint(Struct, frozen=True):
@@ -29,13 +29,13 @@ class ChannelEndpoint(Struct, frozen=True):
 
     scheme: str  # tcp or ipc
     host: str = ""
-    port: int = 0  # 0: any free one, only where it binds
+    port: int = 0  # 0: any free port, only for binding
     path: str = ""
-    fd: int | None = None  # of a bound socket, only where it binds
+    fd: int | None = None  # of a bound socket, only for binding
 
     @property
     def url(self) -> str:
-        """As ZeroMQ writes it."""
+        """The URL in the form of ZeroMQ."""
         if self.scheme == "ipc":
             return f"ipc://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -58,7 +58,7 @@ class WorkerAddress(Struct, frozen=True):
 
 
 def parse_worker_address(text: str) -> WorkerAddress:
-    """Reads an address. Raises AddressError, and NotImplementedError for `tcp://*` and transports that we lack."""
+    """Reads an address. Raises AddressError, and NotImplementedError for `tcp://*` and unsupported transports."""
     if not isinstance(text, str):
         raise AddressError(f"an address is a text, not {type(text).__name__}: {_FORMS}")
     if len(text) > _LONGEST or any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
@@ -91,7 +91,7 @@ def parse_dialled(text: str) -> ChannelEndpoint:
 
 
 def _split(rest: str) -> tuple[str, str | None]:
-    """At the @ that another transport follows; paths may have @ in them."""
+    """Splits a text at the @ before another transport; paths may contain @."""
     for position in (match.start() for match in re.finditer("@", rest)):
         if _SCHEME.match(rest, position + 1):
             return rest[:position], rest[position + 1 :]

@@ -1,4 +1,4 @@
-"""Casts along a tree of host agents: who gets which ranks. Pure arithmetic on runs."""
+"""Casts along a tree of host agents: the ranks that each receives. Pure arithmetic on runs."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Branch(NamedTuple):
 
 
 class Delivery(Struct, frozen=True):
-    """One receiver on this host: its process, its rank and incarnation, and the message's number and place."""
+    """One receiver on this host: its process, its rank and incarnation, and the message's number and index."""
 
     address: str
     rank: int
@@ -34,10 +34,10 @@ class Expansion(NamedTuple):
 
 
 def plan_cast(layout: Layout, runs: Sequence[Run], *, fanout: int = 8) -> list[Branch]:
-    """The at most `fanout` subtrees to which the controller sends.
+    """Returns the at most `fanout` subtrees to which the controller sends.
 
-    A subtree's plan names only its own hosts (the first is its head) and their ranks; what an agent pays and passes
-    on is in proportion to what lies below it.
+    A subtree's plan names only its own hosts (the first is its head) and their ranks; an agent's work and messages
+    are in proportion to the receivers below it.
     """
     hosts = _hosts(layout, runs)
     names = (
@@ -76,7 +76,7 @@ def branches_below(plan: CastPlan) -> list[Branch]:
 
 
 def indices(runs: Sequence[Run]) -> Iterator[int]:
-    """The places in the region that `runs` cover: what a lost branch leaves unanswered."""
+    """Yields the indices in the region that `runs` cover."""
     for run in runs:
         for position in range(run.count):
             yield run.index + position * run.index_stride
@@ -88,7 +88,7 @@ def size_of(runs: Sequence[Run]) -> int:
 
 
 def _hosts(layout: Layout, runs: Sequence[Run]) -> Sequence[int]:
-    """Indices of the hosts with any of the ranks, ascending."""
+    """Returns the indices of the hosts with any of the ranks, ascending."""
     per_host = layout.per_host
     hosts: set[int] = set()
     for run in runs:
@@ -108,7 +108,7 @@ def _hosts(layout: Layout, runs: Sequence[Run]) -> Sequence[int]:
 
 
 def _branches(plan: CastPlan, after: int) -> list[Branch]:
-    """Cut its hosts `after` the first so many into at most `fanout` stretches of like size, headed by their first."""
+    """Divides all but the first `after` hosts into at most `fanout` similar stretches, headed by their first."""
     branches = []
     size = len(plan.hosts) - after
     count = min(plan.fanout, size)
@@ -122,7 +122,7 @@ def _branches(plan: CastPlan, after: int) -> list[Branch]:
 
 
 def _clip(runs: Sequence[Run], start: int, stop: int) -> list[Run]:
-    """The parts of `runs` with start <= rank < stop."""
+    """Returns the parts of `runs` with start <= rank < stop."""
     clipped = []
     for run in runs:
         first = max(0, -((run.rank - start) // run.stride))

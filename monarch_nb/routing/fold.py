@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class LostIndices(Struct, frozen=True):
-    """These places will not answer, for one reason."""
+    """Indices that will not reply, for one reason."""
 
     indices: list[int]
     reason: str
@@ -24,10 +24,10 @@ class Batch(Struct, Generic[T]):
 
 
 class Fold(Generic[T]):
-    """Gathers replies of one cast until all are here; what has waited for `flush` seconds goes on alone.
+    """Gathers replies of one cast until all have arrived; replies that have waited for `flush` seconds go alone.
 
-    The `expected` receivers are those of one agent and of the subtrees below it. A place counts once: whatever comes
-    for it later is dropped, so a late reply after a loss, or a second copy, reaches nobody.
+    The `expected` receivers are those of one agent and of the subtrees below it. An index counts once: anything later
+    for it is dropped, so a late reply after a loss, or a second copy, reaches nobody.
     """
 
     __slots__ = ("_answered", "_batch", "_due", "_expected", "_flush")
@@ -40,12 +40,12 @@ class Fold(Generic[T]):
         self._due: float | None = None
 
     def reply(self, index: int, item: T, now: float) -> Batch[T] | None:
-        """One reply; the batch to send on now, if any."""
+        """Adds one reply; returns the batch to send on now, if any."""
         self._add(range(index, index + 1), item, now)
         return self.tick(now)
 
     def folded(self, batch: Batch[T], now: float) -> Batch[T] | None:
-        """Adds what an agent below gathered; returns the batch to send on now, if any."""
+        """Adds a batch of an agent below; returns the batch to send on now, if any."""
         for indices, item in batch.replies:
             self._add(indices, item, now)
         for lost in batch.lost:
@@ -53,12 +53,12 @@ class Fold(Generic[T]):
         return self.tick(now)
 
     def lost(self, indices: Iterable[int], reason: str, now: float) -> Batch[T] | None:
-        """Places that will not answer (those that already have do not count); the batch to send on now, if any."""
+        """Adds indices that will not reply (those that have do not count); returns the batch to send on now, if any."""
         self._lose(indices, reason, now)
         return self.tick(now)
 
     def tick(self, now: float) -> Batch[T] | None:
-        """The batch to send on now, if any: all is here, or something has waited for long enough."""
+        """Returns the batch to send on now, if any: all have replied, or a reply has waited for long enough."""
         if self._due is None or (now < self._due and not self.complete):
             return None
         batch, self._batch, self._due = self._batch, Batch(), None
@@ -67,21 +67,21 @@ class Fold(Generic[T]):
 
     @property
     def complete(self) -> bool:
-        """Returns whether every place has answered or is lost."""
+        """True if every index has replied or is lost."""
         return len(self._answered) >= self._expected
 
     def waits_for(self, indices: Iterable[int]) -> list[int]:
-        """Returns those of `indices` that have neither answered nor failed."""
+        """Returns those of `indices` that have neither replied nor failed."""
         return [index for index in indices if index not in self._answered]
 
     @property
     def missing(self) -> int:
-        """Indices that have neither answered nor failed."""
+        """Indices that have neither replied nor failed."""
         return self._expected - len(self._answered)
 
     @property
     def deadline(self) -> float | None:
-        """When to call `tick`; None while nothing waits."""
+        """The time to call `tick`; None while nothing waits."""
         return self._due
 
     def _add(self, indices: range, item: T, now: float) -> None:
@@ -89,7 +89,7 @@ class Fold(Generic[T]):
             self._answered.update(indices)
             self._batch.replies.append((indices, item))
             self._wait(now)
-        elif len(indices) > 1:  # some of them are lost, or have answered
+        elif len(indices) > 1:  # some of them are lost, or have replied
             for index in indices:
                 self._add(range(index, index + 1), item, now)
 

@@ -2,10 +2,10 @@
 
 Not thread-safe: the transport calls a link under that link's own lock. `now` is any monotonic clock in seconds.
 
-Numbers of one link object never start again, so no acknowledgement can be mistaken for an older one. What will never
-be sent again lies below the lowest number held, which every frame that is not a message carries: the peer skips to it.
-Frames name both incarnations (`incarnation`, `to`): a peer that came back cannot take what was meant for its former
-one. Only those written before its first word name none; they are never written twice, except on an unbroken connection.
+Numbers of one link object never restart, so no acknowledgement can be mistaken for an older one. Frames that will never
+be sent again lie below the lowest number held, which every frame without a message contains: the peer skips to it.
+Frames name both incarnations (`incarnation`, `to`): a restarted peer cannot take frames meant for its former
+incarnation. Only those written before its first frame name none, and are rewritten only on an unbroken connection.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ from monarch_nb.routing.actions import (
 _pack = PREFIX.pack
 _unpack_from = PREFIX.unpack_from
 BROKEN_EARLY = "the connection broke before the peer's first answer"
-_LEAST_RESENT = 8  # times, before it is given up: where many frames are lost, few questions are answered in the time
+_LEAST_RESENT = 8  # resends before giving up: where many frames are lost, few PROBEs are answered in time
 _UP, _RESUMING, _DOWN = LinkState
 _DATA, _CHUNK, _ACK, _HELLO, _RESUME, _PROBE, _STATE = (int(kind) for kind in PrefixKind)
 
@@ -40,7 +40,7 @@ class Link(Generic[T]):
 
     `incarnation` is non-zero and larger for each later link between the same two addresses on a lane
     (time.time_ns() does). A dialling link starts UP: data may follow the first HELLO at once. A link made for an
-    incoming connection is DOWN until the first frame was handed to `received`.
+    incoming connection is DOWN until the first frame was passed to `received`.
     """
 
     __slots__ = (
@@ -95,9 +95,9 @@ class Link(Generic[T]):
         self.lane = lane
         self.peer_incarnation = 0  # 0 until the peer has sent a frame
         self.state: LinkState = _UP if dials else _DOWN
-        self.since = 0  # links with smaller incarnations are over, as others have found
-        self.buried = False  # that incarnation is over: what is kept was never written to it
-        # what has come: frames in order, those that came too early, and what is owed to the sender
+        self.since = 0  # links with smaller incarnations have ended, by reports of others
+        self.buried = False  # that incarnation has ended; the frames kept were never written to it
+        # received frames: those in order, early ones, and acknowledgements and credits owed to the sender
         self._expect = 0
         self._buffer: dict[int, tuple[T, int]] = {}  # (item, charge) behind a gap
         self._credit = 0  # consumed by our application, KiB
@@ -106,43 +106,43 @@ class Link(Generic[T]):
         self._owed_credit = 0
         self._ack_frames = config.ack_frames
         self._ack_bytes = config.ack_bytes
-        # what was sent: frames kept until they are acknowledged, and byte credits
+        # sent frames: those kept until they are acknowledged, and byte credits
         self._unacknowledged: deque[tuple[T, int, int]] = deque()  # (item, charge, kind) of numbers _base.._next-1
-        self._holds: list[tuple[int, T]] = []  # (number, item) of kept ones to be named in Acked: seldom any
+        self._holds: list[tuple[int, T]] = []  # (number, item) of items to be named in Acked: rarely any
         self._base = 0
         self._next = 0
         self._window = max(1, config.window >> 10)
-        self._spent = 0  # charges ever, KiB
-        self._granted = 0  # given back by this incarnation of the peer
-        self._forgiven = 0  # never to be given back: failed, or gone with a former incarnation
+        self._spent = 0  # all charges, KiB
+        self._granted = 0  # credits returned by this incarnation of the peer
+        self._forgiven = 0  # charges that will not return: failed, or of a former incarnation
         self._free = lane != 0
         self._is_blocked = False
         self._dials = dials
         self._greeted = False
-        self._doubt = 0  # written before the peer's incarnation was known, on a connection that broke
+        self._doubt = 0  # frames written before the peer's incarnation was known, on a broken connection
         # time
-        self._probed_base = -1  # the base when it was last seen unmoved
+        self._probed_base = -1  # the base when it had last not moved
         self._probed_at = 0.0
         self._probe_wait = config.probe_after
-        self._probed = -1  # numbers below were written before the open PROBE; -1: none is open
+        self._probed = -1  # numbers below were written before the open PROBE; -1: no PROBE is open
         self._gap = -1
         self._gap_at = 0.0
         self._gap_wait = config.tick
-        self._gap_base = -1  # the base when the peer said it lacks it
+        self._gap_base = -1  # the base when the peer reported it missing
         self._gap_since = 0.0
-        self._resent = 0  # how often since then
+        self._resent = 0  # number of resends since then
         self._down_since: float | None = None
         self._answered_at = float("-inf")
 
     # the fast path
 
     def received(self, frame0: bytes | memoryview, item: T, size: int, now: float) -> int | list[Action[T]]:
-        """Take a frame (frame0 may go on after the prefix); struct.error if it is too short.
+        """Takes a frame (frame0 may continue after the prefix); struct.error if it is too short.
 
-        An int >= 0: deliver `item` itself, nothing else to do; the int is the charge to give to `consumed` later.
-        -1: nothing to do, forget the item (a duplicate, or no message). A list: actions to carry out in order; a
-        Deliver may name `item` or one kept earlier, and `item` may be kept inside. What the item needs from the
-        sender (memfd) must be open before this call or before the lock is released: any later frame may acknowledge it.
+        An int >= 0: `item` itself is to be delivered, nothing else; the int is the charge for `consumed` later.
+        -1: nothing to do, the item is to be dropped (a duplicate, or no message). A list: actions to execute in order;
+        a Deliver may name `item` or an earlier one, and the link may keep `item`. Resources of the item from the sender
+        (memfd) must be open before this call or before the lock is released: any later frame may acknowledge it.
         """
         kind, _, charge, incarnation, to, seq, ack, credit = _unpack_from(frame0)
         if (
@@ -176,7 +176,7 @@ class Link(Generic[T]):
     # rare events
 
     def connected(self, now: float) -> list[Action[T]]:
-        """The dialled connection is there, first or again: says HELLO. The first call is due when dialling begins."""
+        """Records that the dialled connection is open: says HELLO. The first call is due when dialling begins."""
         if self.state is _UP and self._greeted:
             return []  # the first connection, already greeted
         self._greeted = True
@@ -186,7 +186,7 @@ class Link(Generic[T]):
         return [self._say(_HELLO)]
 
     def disconnected(self, now: float) -> list[Action[T]]:
-        """The connection is gone (monitor event, or EHOSTUNREACH on a ROUTER): frames are kept until resumed."""
+        """Records a lost connection (monitor event, or EHOSTUNREACH on a ROUTER): frames are kept until resumed."""
         if self.state is _UP:
             self._down_since = now
             if not self.peer_incarnation:
@@ -196,7 +196,7 @@ class Link(Generic[T]):
         return []
 
     def bury(self, reason: str, now: float) -> list[Action[T]]:
-        """The peer is gone, or counts as such: what is kept fails, what is sent next is for who answers next."""
+        """Records the end of the peer: kept frames fail, and further frames are for its next incarnation."""
         actions: list[Action[T]] = []
         self.disconnected(now)
         self._give_up(reason, actions)
@@ -204,12 +204,12 @@ class Link(Generic[T]):
         return actions
 
     def dial(self, now: float) -> None:
-        """From now on this side dials; the link is down until `connected`."""
+        """Makes this side dial from now on; the link is down until `connected`."""
         self._dials = True
         self.disconnected(now)
 
     def tick(self, now: float) -> list[Action[T]]:
-        """Time passes: acknowledgements, questions, time limits. Call every config.tick seconds unless `idle`."""
+        """Checks times: acknowledgements, PROBEs, limits. To be called every config.tick seconds unless `idle`."""
         config = self._config
         actions: list[Action[T]] = []
         if self.state is _UP:
@@ -236,24 +236,24 @@ class Link(Generic[T]):
             if self._down_since is None:
                 self._down_since = now
             elif now - self._down_since >= config.down_timeout:
-                self._down_since = now  # what is sent from here on has its own time
+                self._down_since = now  # the time for later frames starts anew
                 self._give_up(f"no connection for {config.down_timeout:g} s", actions)
         return actions
 
     def give_up(self, reason: str) -> list[Action[T]]:
-        """Fail everything kept (the peer died, the link closes); the link stays usable."""
+        """Fails everything kept (the peer died, the link closes); the link stays usable."""
         actions: list[Action[T]] = []
         self._give_up(reason, actions)
         return actions
 
     @property
     def idle(self) -> bool:
-        """Returns whether `tick` has nothing to do until the next other event."""
+        """True if `tick` has nothing to do until the next other event."""
         if self.state is not _UP:
             return self.state is _DOWN and not self._unacknowledged and not self._is_blocked
         return not (self._unacknowledged or self._buffer or self._owed or self._owed_credit or self._is_blocked)
 
-    # how
+    # implementation
 
     def _received(
         self,
@@ -275,7 +275,7 @@ class Link(Generic[T]):
             self._meet(incarnation, actions)
         self.buried = False
         if to != self.incarnation and to:
-            # Meant for a former link object at our address: say who is here, but not once per frame in flight.
+            # Meant for a former link object at this address: report this one, but not once per frame in flight.
             if now - self._answered_at >= self._config.tick:
                 self._answered_at = now
                 self._answer(_STATE, actions)
@@ -283,7 +283,7 @@ class Link(Generic[T]):
         if to:
             self._take_ack(ack, credit, actions)
         if self._doubt:
-            if not self._dials or self.state is not _DOWN:  # else it came on the connection that broke, and is late
+            if not self._dials or self.state is not _DOWN:  # else it is a late frame of the broken connection
                 self._fail(BROKEN_EARLY, self._doubt, actions)
             self._doubt = 0
         if kind > _CHUNK:
@@ -296,11 +296,11 @@ class Link(Generic[T]):
                     actions.append(self._say(_ACK))
             elif not self._dials and now - self._answered_at >= self._config.tick:
                 self._answered_at = now
-                actions.append(self._say(_PROBE))  # taken for dead, yet it answers: STATE says what it lacks
+                actions.append(self._say(_PROBE))  # the peer lives after all: its STATE reports missing frames
         return actions
 
     def _meet(self, incarnation: int, actions: list[Action[T]]) -> None:
-        """The first word of an incarnation of the peer."""
+        """Handles the first frame of an incarnation of the peer."""
         former, self.peer_incarnation = self.peer_incarnation, incarnation
         if former:
             self._expect = self._credit = self._owed = self._owed_bytes = self._owed_credit = 0
@@ -318,20 +318,20 @@ class Link(Generic[T]):
     def _control(self, kind: int, ack: int, now: float, actions: list[Action[T]]) -> None:
         resumed = self.state is not _UP and kind in (_HELLO, _RESUME, _STATE)
         if resumed and self._dials and self.state is _DOWN:
-            resumed = False  # a frame that was under way when the connection broke
+            resumed = False  # a frame that was in flight when the connection broke
         if kind in (_HELLO, _PROBE):
             self._answer(_RESUME if kind == _HELLO else _STATE, actions)
         elif ack < self._base and (kind == _STATE or resumed):
-            self._answer(_RESUME, actions)  # it waits for what will never come
+            self._answer(_RESUME, actions)  # it waits for frames that will never arrive
         if resumed:
             self._rise(actions)
         elif kind == _HELLO:
             self._resend(self._next, now, actions)
         elif kind == _STATE and self.state is _UP:
-            # What was written after our question may still be under way.
+            # Frames written after our PROBE may still be in flight.
             limit = self._next if self._probed < 0 else self._probed
             self._probed = -1
-            self._probed_base = -1  # it answers: the pauses between questions begin short again
+            self._probed_base = -1  # it answers: the pauses between PROBEs restart short
             self._resend(limit, now, actions)
 
     def _answer(self, kind: int, actions: list[Action[T]]) -> None:
@@ -345,7 +345,7 @@ class Link(Generic[T]):
         self._write(self._next, actions)
 
     def _resend(self, limit: int, now: float, actions: list[Action[T]]) -> None:
-        """The peer lacks what we hold: send it again, or give up what was sent again in vain for too long."""
+        """Resends frames that the peer lacks, or gives up those that were resent in vain for too long."""
         if not self._unacknowledged:
             return
         if self._gap_base != self._base:
@@ -356,13 +356,13 @@ class Link(Generic[T]):
         self._resent += 1
         self._write(limit, actions)
 
-    # what was sent
+    # sent frames
 
     def send(self, item: T, size: int, exempt: bool = False, kind: int = _DATA, hold: bool = False) -> bytes | None:
-        """Number and keep `item`; the prefix to write in front of it now, or None (kept, sent when resumed).
+        """Numbers and keeps `item`; returns the prefix to write in front of it now, or None (kept, sent when resumed).
 
         `size` is in bytes. `exempt` costs no credits (replies; everything on lane 1). `kind` DATA or CHUNK.
-        With `hold` an Acked action names the item later. Never blocks and never refuses: ask `blocked` before.
+        With `hold` an Acked action names the item later. Never blocks and never refuses: call `blocked` before.
         """
         charge = 0 if exempt or self._free else (size + 1023) >> 10 or 1
         seq = self._next
@@ -382,16 +382,16 @@ class Link(Generic[T]):
             return False
         used = self._spent - self._forgiven - self._granted
         if used < 0:
-            self._forgiven += used  # given up, yet it came back: counts once
+            self._forgiven += used  # given up, but returned: counts once
         if used <= 0 or used + ((size + 1023) >> 10 or 1) <= self._window:
             return False
         self._is_blocked = True
         return True
 
     def consumed(self, charge: int, incarnation: int) -> bytes | None:
-        """The application took a message: give `charge` back to the peer, if it still has that incarnation.
+        """Returns `charge` of a message that the application took to the peer, if it still has that incarnation.
 
-        Returns a prefix to write at once (alone) or None: the credit goes with the next frame or tick.
+        The result is a prefix to write at once (alone) or None: the credit goes with the next frame or tick.
         """
         if not charge or incarnation != self.peer_incarnation:
             return None
@@ -407,7 +407,7 @@ class Link(Generic[T]):
         return len(self._unacknowledged)
 
     def _say(self, kind: int) -> Transmit[T]:
-        """A frame without a body: where we stand."""
+        """Returns a frame without a body, which states the own position."""
         self._owed = self._owed_bytes = self._owed_credit = 0
         prefix = _pack(
             kind, self.lane, 0, self.incarnation, self.peer_incarnation, self._base, self._expect, self._credit
@@ -428,7 +428,7 @@ class Link(Generic[T]):
             actions.append(Transmit(_pack(kind, lane, charge, incarnation, to, seq, expect, credit), item))
 
     def _fail(self, reason: str, limit: int, actions: list[Action[T]], charges: bool = True) -> None:
-        """Numbers below `limit` will never be sent again; the peer is asked to skip them."""
+        """Gives up the frames with numbers below `limit`; the peer is asked to skip them."""
         items = []
         while self._base < limit:
             item, charge, _ = self._unacknowledged.popleft()
@@ -456,7 +456,7 @@ class Link(Generic[T]):
 
     def _give_up(self, reason: str, actions: list[Action[T]]) -> None:
         self._fail(reason, self._next, actions)
-        self._forgiven = self._spent - self._granted  # nobody shall wait for credits that may never come
+        self._forgiven = self._spent - self._granted  # so that no sender waits for credits that may never return
         self._unblock(actions)
 
     def _unblock(self, actions: list[Action[T]]) -> None:
@@ -476,7 +476,7 @@ class Link(Generic[T]):
             self._granted = credit
             self._unblock(actions)
 
-    # what has come
+    # received frames
 
     def _take(self, seq: int, item: T, charge: int, size: int, actions: list[Action[T]]) -> None:
         self._owed += 1
@@ -495,7 +495,7 @@ class Link(Generic[T]):
             actions.append(Deliver(*entry))
 
     def _skip_to(self, base: int, actions: list[Action[T]]) -> None:
-        """The peer holds nothing below `base` any more: what of it is missing here will never come."""
+        """Gives up missing frames below `base`, which the peer no longer holds."""
         if base <= self._expect:
             return
         actions.append(Skipped(self._expect, base - self._expect))

@@ -1,4 +1,4 @@
-"""Order per (sender, receiving actor), whichever paths the messages took."""
+"""Order per (sender, receiving actor), whichever paths the messages take."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class Outbox:
-    """The numbers one sender gives to its messages, run-length encoded over the ranks of each mesh.
+    """The numbers that one sender gives to its messages, run-length encoded over the ranks of each mesh.
 
-    Numbers count per (mesh, rank, incarnation), a pair: of the proc, and of the actor. A new one starts from 0.
+    Numbers start at 0 per (mesh, rank, incarnation); an incarnation is a pair: of the proc, and of the actor.
     """
 
     __slots__ = ("_meshes",)
@@ -23,10 +23,10 @@ class Outbox:
         self._meshes: dict[str, Segments] = {}
 
     def number(self, mesh: str, runs: Sequence[Run]) -> list[Run]:
-        """The same ranks with their next numbers; runs are split where numbers differ.
+        """Returns the same ranks with their next numbers; runs are split where numbers differ.
 
-        Costs per run and per stretch of ranks with equal history, not per rank. An incarnation older than one already
-        written to gets -1: the message has nobody to go to, and comes back unordered.
+        Costs per run and per stretch of ranks with equal history, not per rank. An incarnation older than a known one
+        gets -1: the message has no receiver, and returns unordered.
         """
         segments = self._meshes.get(mesh)
         if segments is None:
@@ -37,17 +37,17 @@ class Outbox:
         return numbered
 
     def forget(self, mesh: str) -> None:
-        """The mesh is stopped: its numbers are not needed again."""
+        """Removes the numbers of a stopped mesh."""
         self._meshes.pop(mesh, None)
 
     def stretches(self, mesh: str) -> int:
-        """Returns the number of stretches of ranks with histories of their own: the cost of a cast to all of `mesh`."""
+        """Returns the number of stretches of ranks with equal histories: the cost of a cast to all of `mesh`."""
         segments = self._meshes.get(mesh)
         return len(segments) if segments is not None else 0
 
 
 class Gap(Struct, frozen=True):
-    """Messages of `sender` from number `first` on are missing since `seconds`, while `waiting` later ones are here."""
+    """Messages of `sender` from number `first` on, missing for `seconds`, while `waiting` later ones have arrived."""
 
     sender: str
     first: int
@@ -66,7 +66,7 @@ class InboxStats(Struct):
 
 
 class InboxOverflow(Exception):
-    """More messages wait behind a missing one than are allowed; the last one was not kept."""
+    """More messages wait behind a missing one than allowed; the last one was dropped."""
 
     def __init__(self, sender: str, first: int, waiting: int) -> None:
         super().__init__(f"{waiting} messages from {sender} wait for number {first}, which has not arrived")
@@ -79,8 +79,8 @@ class _SenderStream(Generic[T]):
     def __init__(self) -> None:
         self.expect = 0
         self.waiting: dict[int, T] = {}
-        self.void: set[int] = set()  # numbers that will never come
-        self.since = 0.0  # when the number expected was first missed
+        self.void: set[int] = set()  # numbers that will never arrive
+        self.since = 0.0  # when the expected number was first missing
 
     def advance(self, now: float) -> list[T]:
         ready = []
@@ -102,17 +102,17 @@ class Inbox(Generic[T]):
     __slots__ = ("_limit", "_open", "_streams", "_waiting", "stats")
 
     def __init__(self, limit: int = 65536) -> None:
-        """At most `limit` messages wait behind missing ones, all senders together."""
+        """Limits the messages that wait behind missing ones, of all senders together, to `limit`."""
         self._limit = limit
         self._streams: dict[str, _SenderStream[T]] = {}
-        self._open: dict[str, _SenderStream[T]] = {}  # streams with something waiting
+        self._open: dict[str, _SenderStream[T]] = {}  # streams with waiting messages
         self._waiting = 0
         self.stats = InboxStats()
 
     def arrive(self, sender: str, seq: int, item: T, now: float) -> list[T]:
-        """The items that may be handled now, in order: none for a duplicate or an early one.
+        """Returns the items that may be handled now, in order: none for a duplicate or an early one.
 
-        seq -1 is unordered and comes out at once. Raises InboxOverflow.
+        seq -1 is unordered, and returned at once. Raises InboxOverflow.
         """
         if seq < 0:
             self.stats.unordered += 1
@@ -142,12 +142,12 @@ class Inbox(Generic[T]):
         return []
 
     def has(self, sender: str, seq: int) -> bool:
-        """Returns whether that message is here, or was."""
+        """Returns whether a message has arrived."""
         stream = self._streams.get(sender)
         return stream is not None and (seq < stream.expect or seq in stream.waiting)
 
     def void(self, sender: str, seq: int, now: float) -> list[T]:
-        """Number `seq` will never come (its sender knows that it failed); the items this sets free."""
+        """Gives up number `seq`, which the sender knows to have failed; returns the items that may be handled now."""
         stream = self._streams.setdefault(sender, _SenderStream())
         if seq < stream.expect or seq in stream.waiting or seq in stream.void:
             return []
@@ -156,7 +156,7 @@ class Inbox(Generic[T]):
         return self._released(sender, stream, now)
 
     def expired(self, now: float, after: float = 30.0) -> list[Gap]:
-        """The streams that have waited `after` seconds or longer for a missing number."""
+        """Returns the streams that have waited `after` seconds or longer for a missing number."""
         return [
             Gap(sender, stream.expect, now - stream.since, len(stream.waiting))
             for sender, stream in self._open.items()
@@ -164,7 +164,7 @@ class Inbox(Generic[T]):
         ]
 
     def skip(self, sender: str, now: float) -> list[T]:
-        """Give up the missing numbers in front of what waits; the items this sets free."""
+        """Gives up the missing numbers before the waiting messages; returns the items that may be handled now."""
         stream = self._open.get(sender)
         if stream is None:
             return []
@@ -176,7 +176,7 @@ class Inbox(Generic[T]):
         return self._released(sender, stream, now)
 
     def forget(self, sender: str) -> list[T]:
-        """The sender is gone: forgets its stream; what still waited behind a gap, to be returned or dropped."""
+        """Removes the stream of a lost sender; returns the items that still waited, to be returned or dropped."""
         stream = self._streams.pop(sender, None)
         self._open.pop(sender, None)
         if stream is None:
@@ -186,7 +186,7 @@ class Inbox(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Messages here that wait for earlier ones."""
+        """Number of messages that wait for earlier ones."""
         return self._waiting
 
     def _released(self, sender: str, stream: _SenderStream[T], now: float) -> list[T]:

@@ -1,4 +1,4 @@
-"""Ways from one process to all others: who is where, and through whom. Pure bookkeeping."""
+"""Routes from one process to all others. Pure bookkeeping."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ HopKind = Literal["self", "ipc", "tcp", "inbound", "agent"]
 
 
 class Hop(Struct, frozen=True):
-    """The next process on the way: `address` names it, `endpoint` is where to dial it ("" when it is not dialled)."""
+    """The next process on a route: `address` names it, `endpoint` is where to dial it ("" when it is not dialled)."""
 
     kind: HopKind
     address: str
@@ -18,16 +18,16 @@ class Hop(Struct, frozen=True):
 
 
 class NoRoute(LookupError):
-    """Nobody here knows a way to that process."""
+    """No route to a process is known."""
 
 
 class RoutingTable:
-    """Ways from one process to all others."""
+    """Routes from one process to all others."""
 
     __slots__ = ("_agent", "_cache", "_default", "_endpoints", "_folders", "_inbound", "_self", "_vias")
 
     def __init__(self, address: str, agent: str | None = None) -> None:
-        """`agent` is the process address of the agent that takes what has no other way; None for agents themselves."""
+        """`agent` is the process address of the agent for messages without a route; None for agents themselves."""
         self._self = address
         self._agent = agent if agent != address else None
         self._folders: dict[str, str] = {}
@@ -40,11 +40,11 @@ class RoutingTable:
     def learn(
         self, target: str, *, endpoint: str | None = None, run_folder: str | None = None, via: str | None = None
     ) -> None:
-        """A host, or one process ("host/name"), can be reached.
+        """Records a route to a host, or to one process ("host/name").
 
-        By the TCP `endpoint` of its agent (or its own), by the `run_folder` of the host if it is on this machine, or
-        through the process `via`, which goes before the others ("": no longer). A later word replaces an earlier one of
-        its sort. Where "" is reached by way of a process, all hosts are that nothing else is known of.
+        It is reached by the TCP `endpoint` of its agent (or its own), by the `run_folder` of the host if it is on this
+        machine, or through the process `via`, which has precedence ("": no longer). A later call replaces the earlier
+        value of the same parameter. A route to "" by `via` is the default for all hosts without a known route.
         """
         if not target:
             self._default = via or ""
@@ -61,19 +61,19 @@ class RoutingTable:
         self._cache.clear()
 
     def attached(self, address: str) -> None:
-        """Records that a process has a live connection to this one, which it dialled itself."""
+        """Records that a process has a live connection to this one, which it has dialled itself."""
         if address not in self._inbound:
             self._inbound.add(address)
             self._cache.clear()
 
     def detached(self, address: str) -> None:
-        """Records the end of that connection."""
+        """Records the end of the connection that a process has dialled."""
         if address in self._inbound:
             self._inbound.discard(address)
             self._cache.clear()
 
     def dial_instead(self, address: str) -> str:
-        """The connection that process had dialled is gone: where to dial it from now on, or "" (it will dial again)."""
+        """Records the end of a process's own connection; returns where to dial it, or "" (it will dial again)."""
         endpoint = self._endpoints.get(address, "")
         if not endpoint and parse_address(address).is_agent:
             endpoint = self._endpoints.get(host_of(address), "")
@@ -82,11 +82,11 @@ class RoutingTable:
         return endpoint
 
     def near(self, address: str) -> bool:
-        """Returns whether a process is on this machine, as far as is known."""
+        """Returns whether a process is known to be on this machine."""
         return host_of(address) in self._folders
 
     def forget(self, target: str) -> None:
-        """A host with all its processes, or one process, is gone."""
+        """Removes a host with all its processes, or one process."""
         for routes in (self._endpoints, self._folders, self._vias):
             routes.pop(target, None)
         if "/" not in target:
@@ -96,7 +96,7 @@ class RoutingTable:
         self._cache.clear()
 
     def next_hop(self, destination: str) -> Hop:
-        """The next process on the way to "host/name". Raises NoRoute."""
+        """Returns the next process on the route to "host/name". Raises NoRoute."""
         hop = self._cache.get(destination)
         if hop is None:
             if len(self._cache) > 65536:
@@ -139,6 +139,6 @@ class RoutingTable:
 
 
 def agent_meant(text: str) -> str:
-    """The agent that stands for a host, or is meant itself; "" for other processes."""
+    """Returns the agent of a host or of an agent's address; "" for other processes."""
     address = parse_address(text)
     return agent_of(address.host) if address.is_agent or not address.name else ""

@@ -1,4 +1,4 @@
-"""Next numbers of the ranks of one mesh as stretches of equal, or periodic, history."""
+"""Next numbers of the ranks of one mesh, as stretches of equal or periodic history."""
 
 from bisect import bisect_right
 from math import lcm
@@ -23,7 +23,7 @@ _FRESH = _Cell(0, 0, 0)
 class _Segment:
     """Ranks start..stop-1; rank r has cells[(r - start) % len(cells)].
 
-    The period keeps a slice such as "gpu 0 of every host" from cutting the mesh into as many pieces as it has hosts.
+    The period keeps a slice such as "gpu 0 of every host" from splitting the mesh into one segment per host.
     """
 
     __slots__ = ("cells", "start", "stop")
@@ -40,7 +40,7 @@ class _Segment:
         return _Segment(start, stop, _shortest(cells, stop - start))
 
     def continues(self, other: "_Segment") -> bool:
-        """Returns whether `other`, which follows, can be one with this one."""
+        """Returns whether `other`, which follows, can be merged with this one."""
         period = len(self.cells)
         if self.stop != other.start or len(other.cells) != period:
             return False
@@ -60,7 +60,7 @@ def _shortest(cells: tuple[_Cell, ...], length: int) -> tuple[_Cell, ...]:
 
 
 class Segments:
-    """All ranks of one mesh that were ever written to."""
+    """All ranks of one mesh that have received messages."""
 
     __slots__ = ("_segments", "_starts")
 
@@ -72,7 +72,7 @@ class Segments:
         return sum(len(segment.cells) for segment in self._segments)
 
     def take(self, run: Run, out: list[Run]) -> None:
-        """Append to `out` the run with its numbers filled in, split where they differ, and count them as used."""
+        """Appends the run with its numbers to `out`, split where they differ, and counts the numbers as used."""
         if run.count < 1:
             return
         if run.stride < 1:
@@ -84,13 +84,13 @@ class Segments:
             return
         stop = run.rank + (run.count - 1) * run.stride + 1
         if run.count <= 4 or run.stride > _LONGEST_PERIOD or not self._periodic(run.rank, stop, run.stride):
-            for rank in range(run.rank, stop, run.stride):  # rare: correct, at the price of a stretch per rank
+            for rank in range(run.rank, stop, run.stride):  # rare; costs a stretch per rank
                 self._take(run, rank, rank + 1, 1, out)
         else:
             self._take(run, run.rank, stop, run.stride, out)
 
     def _take_again(self, run: Run, out: list[Run]) -> bool:
-        """The short way for one rank that has a stretch of its own, and keeps it."""
+        """Handles one rank that has a stretch of its own, and keeps it; False otherwise."""
         segments, rank = self._segments, run.rank
         index = bisect_right(self._starts, rank) - 1
         if index < 0:
@@ -104,7 +104,7 @@ class Segments:
         cells = (_Cell(proc_incarnation, incarnation, seq + 1),)
         after = index + 1
         if (index and segments[index - 1].cells == cells) or (after < len(segments) and segments[after].cells == cells):
-            return False  # perhaps to be merged
+            return False  # the stretch may be merged
         segment.cells = cells
         out.append(Run(rank, 1, run.stride, proc_incarnation, incarnation, seq, run.index, run.index_stride))
         return True
@@ -120,7 +120,7 @@ class Segments:
         if low < 0 or segments[low].stop <= start:
             low += 1
         high = bisect_right(starts, stop - 1, low)
-        # The stretches between start and stop, without holes, and what of the outermost ones lies outside.
+        # The stretches between start and stop, without holes, and the parts of the outermost ones beyond them.
         replaced: list[_Segment] = []
         position = start
         tail: _Segment | None = None
@@ -156,7 +156,7 @@ class Segments:
 
     @staticmethod
     def _touch(run: Run, segment: _Segment, stride: int, out: list[Run]) -> _Segment:
-        """Number those ranks of `segment` that belong to `run`."""
+        """Numbers the ranks of `segment` that belong to `run`."""
         length = segment.stop - segment.start
         period = min(lcm(len(segment.cells), stride), length)
         cells = list(segment.cells) * -(-period // len(segment.cells))
@@ -177,7 +177,7 @@ class Segments:
 
 
 def _append(out: list[Run], run: Run, rank: int, count: int, step: int, seq: int) -> None:
-    """Add a piece of `run`, as one with the piece before it where that ended just there with the same number."""
+    """Adds a piece of `run`, merged with the previous piece where that ended just there with the same number."""
     index = run.index + (rank - run.rank) // run.stride * run.index_stride
     incarnations = run.proc_incarnation, run.incarnation
     if out:

@@ -1,4 +1,4 @@
-"""Extents, points, regions and n-dimensional slices: pure arithmetic, no I/O, nothing heavy to import."""
+"""Extents, points, regions and n-dimensional slices: pure arithmetic without I/O and heavy imports."""
 
 from .errors import DimensionError, NegativeError, OutOfRangeError, UnknownLabelError, out_of_range
 from .ndslice import NDSlice, Slice

@@ -1,4 +1,4 @@
-"""Strided n-dimensional selections of ranks, kept as a few integers however many ranks they hold."""
+"""Strided n-dimensional selections of ranks, stored as a few integers however many ranks they contain."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ class Frozen:
 
 
 def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a gapless row-major layout: the last dimension steps by one."""
+    """Returns the strides of a gapless row-major layout: the last dimension steps by one."""
     strides = itertools.accumulate(reversed(sizes), operator.mul, initial=1)
     return tuple(strides)[: len(sizes)][::-1]
 
@@ -34,7 +34,7 @@ def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 class NDSlice(Frozen):
     """The base ranks `offset + sum(coordinate[d] * strides[d])`, in row-major order of their coordinates.
 
-    Nothing here costs time in proportion to the number of ranks except iterating over them.
+    No operation takes time in proportion to the number of ranks except iteration.
     """
 
     __slots__ = ("_hash", "_key", "_len", "_offset", "_sizes", "_steps", "_strides")
@@ -45,7 +45,7 @@ class NDSlice(Frozen):
     _len: int
     _steps: tuple[tuple[int, int, int, int], ...]
     _key: tuple[object, ...]
-    _hash: int  # asked for with every call on a slice
+    _hash: int  # cached, since every call on a slice needs it
 
     def __init__(self, offset: SupportsIndex, sizes: Sequence[SupportsIndex], strides: Sequence[SupportsIndex]) -> None:
         first = operator.index(offset)
@@ -64,13 +64,13 @@ class NDSlice(Frozen):
 
     @classmethod
     def new_row_major(cls, sizes: Sequence[SupportsIndex]) -> "NDSlice":
-        """All the ranks of a gapless array of these sizes, from rank 0."""
+        """Returns all ranks of a gapless array of these sizes, from rank 0."""
         lengths = tuple(map(operator.index, sizes))
         return cls(0, lengths, row_major_strides(lengths))
 
     @classmethod
     def from_list(cls, ranks: Iterable[SupportsIndex]) -> "list[NDSlice]":
-        """Slices of one dimension that hold these ranks together, in ascending order, each as long as it can be."""
+        """Returns one-dimensional slices that contain these ranks, in ascending order, each as long as possible."""
         remaining = sorted(map(operator.index, ranks))
         slices = []
         while remaining:
@@ -104,14 +104,14 @@ class NDSlice(Frozen):
 
     @property
     def dense(self) -> bool:
-        """Returns whether the ranks are contiguous and in order; dimensions of size 1 cannot break that."""
+        """True if the ranks are contiguous and in order; dimensions of size 1 cannot break that."""
         if self._len == 0:
             return True
         dims = zip(self._sizes, self._strides, row_major_strides(self._sizes), strict=True)
         return all(size == 1 or stride == dense for size, stride, dense in dims)
 
     def nditem(self, coordinates: Sequence[SupportsIndex]) -> int:
-        """The base rank at some coordinates. IndexError when they are outside or too few or many."""
+        """Returns the base rank at some coordinates. IndexError when they are outside or too few or many."""
         indices = tuple(map(operator.index, coordinates))
         if len(indices) != len(self._sizes):
             raise OutOfRangeError(f"need {len(self._sizes)} coordinates, got {len(indices)}: {list(indices)}")
@@ -122,7 +122,7 @@ class NDSlice(Frozen):
         )
 
     def get(self, index: SupportsIndex) -> int:
-        """The base rank at a row-major index; the inverse of `index`. IndexError outside 0 … len - 1."""
+        """Returns the base rank at a row-major index; the inverse of `index`. IndexError outside 0 … len - 1."""
         position = operator.index(index)
         if not 0 <= position < self._len:
             raise out_of_range(f"index out of range: {position} in a slice of {self._len} ranks", position)
@@ -141,7 +141,7 @@ class NDSlice(Frozen):
         return found
 
     def index(self, rank: SupportsIndex) -> int:
-        """The row-major index of a base rank. ValueError when it is not in this slice."""
+        """Returns the row-major index of a base rank. ValueError when it is not in this slice."""
         index = 0
         for coordinate, size in zip(self.coordinates(rank), self._sizes, strict=True):
             index = index * size + coordinate
@@ -195,7 +195,7 @@ def _offsets(size: int, stride: int) -> Sequence[int]:
 
 
 def _steps(sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, int, int, int], ...]:
-    """(dimension, size, stride, how far all later ones reach), widest stride first; without those that never move."""
+    """Returns (dimension, size, stride, reach of all later ones), widest stride first; omits those that never move."""
     moving = [(stride, dim) for dim, stride in enumerate(strides) if stride and sizes[dim] > 1]
     steps: list[tuple[int, int, int, int]] = []
     reach = 0
@@ -206,7 +206,7 @@ def _steps(sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int,
 
 
 def _descend(steps: tuple[tuple[int, int, int, int], ...], level: int, rest: int, coordinates: list[int]) -> bool:
-    """Finds coordinates that sum up to `rest`; one candidate a level, unless somebody made up interleaving strides."""
+    """Finds coordinates that sum up to `rest`; tries one candidate per level, or several for interleaving strides."""
     if level == len(steps):
         return rest == 0
     dim, size, stride, reach = steps[level]
@@ -221,9 +221,9 @@ Slice = NDSlice
 
 
 class PickedSlice(NDSlice):
-    """Base ranks in row-major order of their coordinates, each kept by itself: memory grows with their number.
+    """Base ranks in row-major order of their coordinates, each stored by itself: memory grows with their number.
 
-    It has no strides; asking for them raises ValueError.
+    It has no strides; reading them raises ValueError.
     """
 
     __slots__ = ("_places", "_ranks")
@@ -242,7 +242,7 @@ class PickedSlice(NDSlice):
 
     @classmethod
     def of(cls, ranks: NDSlice, chosen: Mapping[int, "int | Sequence[int]"]) -> "PickedSlice":
-        """Of some ranks those at an index (takes that dimension away) or at some indices of the dimensions given."""
+        """Returns those of some ranks at an index (drops the dimension) or at some indices of the dimensions given."""
         dims = [chosen.get(dim, range(size)) for dim, size in enumerate(ranks.sizes)]
         indices = [(picked,) if isinstance(picked, int) else picked for picked in dims]
         sizes = [len(picked) for picked in dims if not isinstance(picked, int)]
@@ -255,15 +255,15 @@ class PickedSlice(NDSlice):
 
     @property
     def dense(self) -> bool:
-        """Returns whether the ranks are contiguous and in order."""
+        """True if the ranks are contiguous and in order."""
         return all(after - before == 1 for before, after in itertools.pairwise(self._ranks))
 
     def nditem(self, coordinates: Sequence[SupportsIndex]) -> int:
-        """The base rank at some coordinates. IndexError when they are outside or too few or many."""
+        """Returns the base rank at some coordinates. IndexError when they are outside or too few or many."""
         return self._ranks[super().nditem(coordinates) - self._offset]
 
     def get(self, index: SupportsIndex) -> int:
-        """The base rank at a row-major index. IndexError outside 0 … len - 1."""
+        """Returns the base rank at a row-major index. IndexError outside 0 … len - 1."""
         return self._ranks[super().get(index) - self._offset]
 
     def _locate(self, rank: int) -> list[int] | None:

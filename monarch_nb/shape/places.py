@@ -1,4 +1,4 @@
-"""Ranks as people write them: `gpus=0-2,5`, `hosts=0 gpus=0-3; hosts=1 gpus=2`."""
+"""Ranks in the notation of users: `gpus=0-2,5`, `hosts=0 gpus=0-3; hosts=1 gpus=2`."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from .region import Region
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Numbers with runs drawn together: `0-2,5`."""
+    """Returns numbers as text, with runs merged: `0-2,5`."""
     pairs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if pairs and pairs[-1][1] == number - 1:
@@ -17,9 +17,9 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def places(labels: Sequence[str], points: Iterable[Sequence[int]], sizes: Sequence[int] = ()) -> str:
-    """Some places of a mesh with these dimensions; "" for a mesh without any.
+    """Returns some places of a mesh with these dimensions as text; "" for a mesh without any.
 
-    Where `sizes` are given, dimensions of size 1 are left out as long as another one stays: they distinguish no ranks.
+    With `sizes`, dimensions of size 1 are left out if another one stays: they distinguish no ranks.
     """
     shown_dims = _distinguishing(sizes) if sizes else range(len(labels))
     shown = {tuple(point[dim] for dim in shown_dims) for point in points}
@@ -27,19 +27,19 @@ def places(labels: Sequence[str], points: Iterable[Sequence[int]], sizes: Sequen
 
 
 def places_of(region: Region, ranks: Iterable[int]) -> str:
-    """The places in a mesh of some of its base ranks; "" for a mesh without dimensions."""
+    """Returns the places of some base ranks of a mesh as text; "" for a mesh without dimensions."""
     points = (region.ndslice.coordinates(rank) for rank in ranks)
     return places(region.labels, points, region.ndslice.sizes)
 
 
 def first_places_of(region: Region, ranks: Iterable[int]) -> str:
-    """The same along the first dimension alone, as that of hosts."""
+    """As `places_of`, along the first dimension alone, such as that of hosts."""
     points = (region.ndslice.coordinates(rank)[:1] for rank in ranks)
     return places(region.labels[:1], points, region.ndslice.sizes[:1])
 
 
 def _distinguishing(sizes: Sequence[int]) -> Sequence[int]:
-    """The dimensions that distinguish ranks; the last one of a mesh with a single rank."""
+    """Returns the dimensions that distinguish ranks; the last one of a mesh with a single rank."""
     return [dim for dim, size in enumerate(sizes) if size > 1] or range(len(sizes))[-1:]
 
 

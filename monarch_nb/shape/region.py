@@ -1,4 +1,4 @@
-"""Extents, points and regions: what a mesh is, apart from what its members are."""
+"""Extents, points and regions: the shape of a mesh, apart from its members."""
 
 import math
 import operator
@@ -24,7 +24,7 @@ def _shown(label: str) -> str:
 class Extent(Frozen, Mapping[str, int]):
     """The named sizes of a mesh, outermost dimension first: a mapping from label to size.
 
-    No dimensions at all is legal and means one element. A size of 0 means none. ValueError for bad labels or sizes.
+    No dimensions at all is valid and means one element. A size of 0 means none. ValueError for bad labels or sizes.
     """
 
     __slots__ = ("_labels", "_nelements", "_sizes")
@@ -55,7 +55,7 @@ class Extent(Frozen, Mapping[str, int]):
 
     @property
     def key(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Names and sizes, outermost first: all there is to an extent, as it travels."""
+        """Names and sizes, outermost first: the whole extent in serialised form."""
         return self._labels, self._sizes
 
     @property
@@ -69,7 +69,7 @@ class Extent(Frozen, Mapping[str, int]):
         return Region(self._labels, NDSlice.new_row_major(self._sizes))
 
     def point(self, rank: SupportsIndex) -> "Point":
-        """The place with this row-major rank. IndexError when there is none."""
+        """Returns the point with this row-major rank. IndexError when there is none."""
         return Point(rank, self)
 
     def __getitem__(self, label: str) -> int:
@@ -100,7 +100,7 @@ class Extent(Frozen, Mapping[str, int]):
 
 
 class Point(Frozen, Mapping[str, int]):
-    """One place in an extent: a mapping from label to index. IndexError when the extent has no such rank."""
+    """One point in an extent: a mapping from label to index. IndexError when the extent has no such rank."""
 
     __slots__ = ("_extent", "_rank")
 
@@ -118,7 +118,7 @@ class Point(Frozen, Mapping[str, int]):
 
     @property
     def rank(self) -> int:
-        """Row-major index of this place in its extent."""
+        """The row-major index of this point in its extent."""
         return self._rank
 
     @property
@@ -132,7 +132,7 @@ class Point(Frozen, Mapping[str, int]):
         return self._extent.labels
 
     def size(self, label: str) -> int:
-        """Length of one dimension. KeyError when there is none of that name."""
+        """Returns the length of one dimension. KeyError when there is none of that name."""
         return self._extent[label]
 
     def __getitem__(self, label: str) -> int:
@@ -164,7 +164,7 @@ class Point(Frozen, Mapping[str, int]):
 
 
 def _checked_labels(labels: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(labels, str):  # a string is a sequence of strings, and never what was meant
+    if isinstance(labels, str):  # a string is a sequence of strings, and always a mistake here
         raise ValueError(f"expected a sequence of labels, got the string {labels!r}; write [{labels!r}]")
     names = tuple(labels)
     for name in names:
@@ -176,10 +176,10 @@ def _checked_labels(labels: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-# What picks along one dimension: an integer takes the dimension away, a slice keeps it.
+# A selection along one dimension: an integer drops the dimension, a slice keeps it.
 Selector: TypeAlias = "SupportsIndex | slice"
 BuiltinSlice = slice
-# The dimensions that one dimension becomes, outermost first: name and size.
+# The dimensions that replace one dimension, outermost first: name and size.
 Parts: TypeAlias = list[tuple[str, int]]
 
 
@@ -193,7 +193,7 @@ class Region(Frozen):
 
     _extent: Extent
     _ndslice: NDSlice
-    _runs: "tuple[Run, ...] | None"  # once they were asked for
+    _runs: "tuple[Run, ...] | None"  # cached at first use
 
     def __init__(self, labels: Sequence[str], slice: NDSlice) -> None:
         self._fill(_extent=Extent(labels, slice.sizes), _ndslice=slice, _runs=None)
@@ -219,7 +219,7 @@ class Region(Frozen):
         return dict(self._extent)
 
     def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """Size of one dimension, or the product of several; of all by default. KeyError on an unknown one."""
+        """Returns the size of one dimension, or the product of several or (by default) all. Raises KeyError."""
         if dim is None:
             return self._extent.nelements
         if isinstance(dim, str):
@@ -231,11 +231,11 @@ class Region(Frozen):
     @overload
     def slice(self, /, **dims: Selector) -> "Region": ...
     def slice(self, /, **dims: Selector) -> "NDSlice | Region":
-        """The base ranks, as torchmonarch's programs ask for them; with dimensions, what `sliced` gives."""
+        """Returns the base ranks, as in torchmonarch; with dimensions, the result of `sliced`."""
         return self.sliced(**dims) if dims else self._ndslice
 
     def sliced(self, /, **dims: Selector) -> "Region":
-        """The part of this region at an index (takes that dimension away) or slice (keeps it) of some dimensions.
+        """Returns the part of this region at an index (drops the dimension) or slice (keeps it) of some dimensions.
 
         TypeError on an unknown dimension, IndexError on an index outside 0 … size - 1, ValueError on an empty slice.
         """
@@ -244,7 +244,7 @@ class Region(Frozen):
         return self._chosen({name: _picked(name, sizes[name], selector) for name, selector in dims.items()})
 
     def pick(self, /, **dims: "Selector | Sequence[int]") -> "Region":
-        """Like `sliced`, and also the part at some indices of a dimension, in rising order: `pick(gpus=[0, 2, 3])`.
+        """As `sliced`, and also at several indices of a dimension, in ascending order: `pick(gpus=[0, 2, 3])`.
 
         Raises what `sliced` raises, ValueError for no index at all.
         """
@@ -287,12 +287,12 @@ class Region(Frozen):
         return Region(labels, NDSlice(offset, sizes, strides))
 
     def union(self, other: "Region") -> "Region":
-        """The ranks of both, in rising order, along one dimension "rank"; of the same mesh, as in `hosts=0; gpus=3`."""
+        """Returns the ranks of both, ascending, along one dimension "rank"; both of one mesh: `hosts=0; gpus=3`."""
         ranks = sorted({*self._ndslice, *other._ndslice})
         return Region(["rank"], PickedSlice([len(ranks)], ranks))
 
     def split(self, /, **splits: Sequence[str] | SupportsIndex) -> "Region":
-        """Splits dimensions: `split(host=('dp', 'pp'), pp=16)`; one size per split may be left out and is worked out.
+        """Splits dimensions: `split(host=('dp', 'pp'), pp=16)`; one size per split may be omitted and is computed.
 
         ValueError when sizes do not fit, names clash, or a size is for no new dimension.
         """
@@ -307,7 +307,7 @@ class Region(Frozen):
         return Region(labels, NDSlice(self._ndslice.offset, sizes, strides))
 
     def flatten(self, name: str) -> "Region":
-        """All dimensions as a single one. ValueError unless the base ranks are contiguous and in order."""
+        """Returns all dimensions as one. ValueError unless the base ranks are contiguous and in order."""
         ranks = self._ndslice
         if isinstance(ranks, PickedSlice):
             raise ValueError(f"cannot flatten {self!r}: its ranks were picked one by one; flatten first")
@@ -319,7 +319,7 @@ class Region(Frozen):
         return Region([name], NDSlice(ranks.offset, [len(ranks)], [1]))
 
     def rename(self, /, **names: str) -> "Region":
-        """The same region with other names for some dimensions: `rename(host='dp')`. ValueError on an unknown one."""
+        """Returns the region with some dimensions renamed: `rename(host='dp')`. ValueError on an unknown one."""
         for old, new in names.items():
             if old not in self._extent:
                 raise ValueError(f"cannot rename {old!r}: mesh has no such dimension; {known_dims(self.labels)}")
@@ -328,7 +328,7 @@ class Region(Frozen):
         return Region([names.get(label, label) for label in self.labels], self._ndslice)
 
     def ranks(self) -> list[int]:
-        """The base ranks, in row-major order of their coordinates."""
+        """Returns the base ranks, in row-major order of their coordinates."""
         return list(self._ndslice)
 
     def contains(self, rank: SupportsIndex) -> bool:
@@ -342,7 +342,7 @@ class Region(Frozen):
         return any(rank in self._ndslice for rank in ranks)
 
     def as_shape(self) -> "Shape":
-        """The same as a shape."""
+        """Returns the region as a shape."""
         return Shape.of(self)
 
     def point_of_base_rank(self, rank: SupportsIndex) -> Point:
@@ -407,7 +407,7 @@ def _shown_slice(selector: "BuiltinSlice") -> str:
 
 
 class RegionForm(msgspec.Struct, array_like=True, frozen=True):
-    """A region; `ranks` are its base ranks where no strides lead from one to the next."""
+    """The serialisable form of a region; `ranks` are its base ranks where they have no strides."""
 
     labels: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
@@ -426,13 +426,13 @@ class RegionForm(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def region(self) -> Region:
-        """The region itself."""
+        """The region."""
         picked = PickedSlice(self.sizes, self.ranks) if self.ranks else None
         return Region(self.labels, picked or NDSlice(self.offset, self.sizes, self.strides))
 
 
 def region_of_ranks(labels: Sequence[str], sizes: Sequence[int], ranks: Sequence[int]) -> Region:
-    """A region of these base ranks, in row-major order of their coordinates; by strides where they are even."""
+    """Returns a region of these base ranks, in row-major order of their coordinates; strided where they are even."""
     strides = []
     inner = len(ranks)
     for size in sizes:
@@ -446,7 +446,7 @@ def region_of_ranks(labels: Sequence[str], sizes: Sequence[int], ranks: Sequence
 
 
 def _split_sizes(extent: Mapping[str, int], splits: Mapping[str, Sequence[str] | SupportsIndex]) -> list[Parts]:
-    """The parts each dimension of `extent` becomes, from the keywords of `split`. ValueError if they do not fit."""
+    """Returns the parts of each dimension of `extent`, from the keywords of `split`. ValueError if they do not fit."""
     names, sizes = _sorted_out(extent, splits)
     unused = set(sizes)
     used: set[str] = set()
@@ -471,7 +471,7 @@ def _split_sizes(extent: Mapping[str, int], splits: Mapping[str, Sequence[str] |
 def _sorted_out(
     extent: Mapping[str, int], splits: Mapping[str, Sequence[str] | SupportsIndex]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
-    """Takes the keywords apart: an existing dimension is what to split, any other name is the size of a new one."""
+    """Separates the keywords: an existing dimension is to be split, any other name is the size of a new one."""
     names: dict[str, tuple[str, ...]] = {}
     sizes: dict[str, int] = {}
     for key, value in splits.items():
@@ -513,7 +513,7 @@ def _parts(label: str, total: int, parts: tuple[str, ...], sizes: Mapping[str, i
 
 
 class Shape(Frozen):
-    """Labels over an NDSlice; the same as a Region, with other verbs."""
+    """Labels over an NDSlice; a Region with other methods."""
 
     __slots__ = ("_region",)
 
@@ -524,12 +524,12 @@ class Shape(Frozen):
 
     @classmethod
     def of(cls, region: Region) -> "Shape":
-        """The shape of a region."""
+        """Returns the shape of a region."""
         return cls(region.labels, region.ndslice)
 
     @classmethod
     def unity(cls) -> "Shape":
-        """One rank, no dimensions."""
+        """Returns one rank without dimensions."""
         return cls((), NDSlice(0, (), ()))
 
     @property
@@ -549,19 +549,19 @@ class Shape(Frozen):
 
     @property
     def region(self) -> Region:
-        """The same as a region."""
+        """The shape as a region."""
         return self._region
 
     def at(self, label: str, index: SupportsIndex) -> "Shape":
-        """The part at one index of a dimension, which goes away. Errors as Region.sliced."""
+        """Returns the part at one index of a dimension, which is dropped. Errors as Region.sliced."""
         return Shape.of(self._region.sliced(**{label: index}))
 
     def index(self, /, **indices: SupportsIndex) -> "Shape":
-        """The part at one index in each of some dimensions, which go away. Errors as Region.sliced."""
+        """Returns the part at one index in each of some dimensions, which are dropped. Errors as Region.sliced."""
         return Shape.of(self._region.sliced(**indices))
 
     def select(self, label: str, slice: slice) -> "Shape":
-        """The part at a slice of a dimension, which stays. Errors as Region.sliced."""
+        """Returns the part at a slice of a dimension, which is kept. Errors as Region.sliced."""
         return Shape.of(self._region.sliced(**{label: slice}))
 
     def coordinates(self, rank: SupportsIndex) -> dict[str, int]:
@@ -569,7 +569,7 @@ class Shape(Frozen):
         return dict(zip(self.labels, self.ndslice.coordinates(rank), strict=True))
 
     def ranks(self) -> list[int]:
-        """The base ranks, in row-major order of their coordinates."""
+        """Returns the base ranks, in row-major order of their coordinates."""
         return self._region.ranks()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Regions as runs of ranks, the way headers carry them."""
+"""Regions as runs of ranks, the form in headers."""
 
 import functools
 import itertools
@@ -11,12 +11,12 @@ from .region import Region
 
 
 def runs(region: Region) -> Sequence[Run]:
-    """The base ranks of a region and their indices in it, as few runs; each goes along the longest regular stretch.
+    """Returns the base ranks of a region and their indices in it, as few runs, each along the longest regular stretch.
 
-    Time and number of runs are len(region) / that stretch: one for a whole mesh of any size. Runs do not come in the
+    Time and number of runs are len(region) / that stretch: one for a whole mesh of any size. Runs are not in the
     order of their ranks, and may interleave.
     """
-    cached = region._runs  # each call asks twice for those of the slice it is made on
+    cached = region._runs  # each call needs the runs of its slice twice
     if cached is None:
         cached = _runs(region.ndslice)
         region._fill(_runs=cached)
@@ -42,7 +42,7 @@ def _runs(ranks: NDSlice) -> tuple[Run, ...]:
 
 
 def _stretches(ranks: Sequence[int]) -> Iterator[Run]:
-    """Ranks that were picked one by one, as evenly spaced stretches."""
+    """Yields ranks without regular strides as evenly spaced stretches."""
     start = 0
     while start < len(ranks):
         end = start + 1
@@ -54,7 +54,7 @@ def _stretches(ranks: Sequence[int]) -> Iterator[Run]:
 
 
 def _axes(sizes: list[int], strides: list[int]) -> list[tuple[int, int, int]]:
-    """(size, stride, index stride) of each dimension longer than 1; neighbours that step as one are joined."""
+    """Returns (size, stride, index stride) of each dimension longer than 1; neighbours that step as one are joined."""
     axes: list[tuple[int, int, int]] = []
     for size, stride, index_stride in zip(sizes, strides, row_major_strides(sizes), strict=True):
         if size == 1:

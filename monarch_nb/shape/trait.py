@@ -12,17 +12,17 @@ from .region import Extent, Region, Selector, Shape
 class MeshTrait(ABC):
     """Slicing and reshaping by name, for anything that has a region.
 
-    All of it is local arithmetic: nothing is sent, nothing waits, and the members stay the same objects or processes.
+    All of it is local arithmetic: it sends nothing, does not wait, and keeps the members, objects or processes.
     """
 
     @property
     @abstractmethod
     def _region(self) -> Region:
-        """The region this mesh is over."""
+        """The region of this mesh."""
 
     @abstractmethod
     def _new_with_region(self, region: Region) -> Self:
-        """A mesh of the same kind over some of the same base ranks."""
+        """Returns a mesh of the same kind over some of the same base ranks."""
 
     @property
     def _ndslice(self) -> NDSlice:
@@ -37,7 +37,7 @@ class MeshTrait(ABC):
         return tuple(self._region.labels)
 
     def slice(self, /, **dims: Selector) -> Self:
-        """The part at an index (takes that dimension away) or slice (keeps it) of some dimensions.
+        """Returns the part at an index (drops the dimension) or slice (keeps it) of some dimensions.
 
         `mesh.slice(hosts=0, gpus=slice(2, 6))`. TypeError on an unknown dimension, IndexError on an index that is
         negative or too large, ValueError on an empty slice.
@@ -45,23 +45,23 @@ class MeshTrait(ABC):
         return self._new_with_region(self._region.sliced(**dims))
 
     def split(self, /, **splits: Sequence[str] | SupportsIndex) -> Self:
-        """The same members with dimensions split: `mesh.split(hosts=('dp', 'pp'), pp=16)`.
+        """Returns the same members with dimensions split: `mesh.split(hosts=('dp', 'pp'), pp=16)`.
 
-        One size of each split may be left out and is worked out. ValueError when sizes do not fit, names clash, or a
+        One size of each split may be omitted and is computed. ValueError when sizes do not fit, names clash, or a
         size is for no new dimension.
         """
         return self._new_with_region(self._region.split(**splits))
 
     def flatten(self, name: str) -> Self:
-        """The same members along a single dimension. ValueError unless their ranks are contiguous."""
+        """Returns the same members along a single dimension. ValueError unless their ranks are contiguous."""
         return self._new_with_region(self._region.flatten(name))
 
     def rename(self, /, **names: str) -> Self:
-        """The same members with other names for some dimensions: `mesh.rename(hosts='dp')`."""
+        """Returns the same members with other names for some dimensions: `mesh.rename(hosts='dp')`."""
         return self._new_with_region(self._region.rename(**names))
 
     def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """Size of one dimension, or the product of several; of all by default. KeyError on an unknown one."""
+        """Returns the size of one dimension, or the product of several or (by default) all. Raises KeyError."""
         region = self._region
         for name in () if dim is None else (dim,) if isinstance(dim, str) else dim:
             if name not in region.extent:

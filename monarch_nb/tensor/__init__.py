@@ -1,1 +1,1 @@
-"""Sharded tensors: one logical tensor, cut over the ranks of a mesh."""
+"""Sharded tensors: one logical tensor, sharded over the ranks of a mesh."""

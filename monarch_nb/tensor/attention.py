@@ -1,6 +1,6 @@
 """Attention of sharded tensors by a fused kernel, as PyTorch chooses one for tensors of its own devices.
 
-`scaled_dot_product_attention` asks the device of its tensors for a kernel. The device of a mesh has none, so that
+`scaled_dot_product_attention` chooses a kernel by the device of its tensors. The device of a mesh has none, so that
 PyTorch would decompose attention into plain operations, with a matrix of all words by all words.
 """
 
@@ -56,7 +56,7 @@ def attend(
 
 
 def _kernel_of_ranks(query: MeshTensor, key: MeshTensor, is_causal: bool, scale: float | None) -> int:
-    """The kernel that PyTorch would choose on the ranks, as a number of SDPBackend. Blocks, once for each kind."""
+    """Returns the SDPBackend number of the kernel that PyTorch chooses on the ranks. Blocks, once for each kind."""
     stream = query.reference.stream
     flags: Any = torch.backends.cuda  # without types
     enabled = {
@@ -81,7 +81,7 @@ def _kernel_of_process(
     scale: float | None,
     enabled: tuple[int, ...],
 ) -> int:
-    """Which of these kernels PyTorch chooses on the GPU of this process."""
+    """Returns which of these kernels PyTorch chooses on the GPU of this process."""
     query = torch.empty(1, 1, queries, width, dtype=dtype, device="cuda", requires_grad=True)
     key = torch.empty(1, 1, keys, width, dtype=dtype, device="cuda", requires_grad=True)
     kernels = [kernel for kernel in SDPBackend.__members__.values() if kernel.value in enabled]
@@ -90,7 +90,7 @@ def _kernel_of_process(
 
 
 def _divides(query: torch.Tensor, *tensors: torch.Tensor) -> bool:
-    """Whether each head of these tensors serves as many heads of the query."""
+    """Returns whether each head of these tensors serves as many heads of the query."""
     return all(tensor.shape[1] and query.shape[1] % tensor.shape[1] == 0 for tensor in tensors)
 
 
@@ -116,7 +116,7 @@ def _decompose(
 
 
 def _are_alike(tensors: tuple[torch.Tensor, ...]) -> TypeGuard[tuple[MeshTensor, MeshTensor, MeshTensor]]:
-    """Whether these are non-empty handles of four dimensions and one type, with equal numbers and widths of heads.
+    """Returns whether these are non-empty 4D handles of one dtype, with equal numbers and widths of heads.
 
     The last dimension is contiguous; aten/native/transformers/sdp_utils_cpp.h.
     """
@@ -137,7 +137,7 @@ def _are_alike(tensors: tuple[torch.Tensor, ...]) -> TypeGuard[tuple[MeshTensor,
 
 
 def _fits(mask: torch.Tensor | None, query: torch.Tensor, is_causal: bool) -> bool:
-    """Whether a kernel takes this mask: of the type of the tensors, without a gradient, and the only one."""
+    """Returns whether a kernel takes this mask: of the dtype of the tensors, without a gradient, and the only one."""
     if mask is None:
         return True
     kind = isinstance(mask, MeshTensor) and mask.dtype == query.dtype and not mask.requires_grad

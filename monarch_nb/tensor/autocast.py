@@ -1,4 +1,4 @@
-"""`with torch.autocast("mesh", torch.bfloat16)`: which operations run in lower precision, and which never do."""
+"""`with torch.autocast("mesh", torch.bfloat16)`: the operations that run in lower precision or never do."""
 
 from collections.abc import Callable
 from typing import Any, TypeGuard
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 aten = torch.ops.aten
 _KEY = "AutocastPrivateUse1"
 
-# As PyTorch does it for its own accelerators (ATen/autocast_mode.h): products in the lower precision …
+# As for PyTorch's own accelerators (ATen/autocast_mode.h): products in the lower precision …
 LOWER = [
     "_convolution",
     "conv1d",

@@ -49,7 +49,7 @@ class Open:
     layout: MeshLayout
     ranks: tuple[int, ...]
     lane: int = 0  # the number of the program's stream, 0 for the main one
-    in_turn: bool = False  # its groups are made at the first command in which ranks wait for each other
+    in_turn: bool = False  # its groups are created at the first command in which ranks wait for each other
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Define:
     scalars: int
     made: tuple[Meta, ...]
     writes: tuple[int, ...] = ()
-    own: bool = False  # on values of the ranks' own: a rank that fails loses its result, and others continue
+    own: bool = False  # operates on the ranks' own values: a failed rank loses its result, others continue
     agrees: bool = False  # ranks agree first that each has its inputs
 
 
 @dataclass(frozen=True)
 class Making:
-    """Defines a plan that makes a tensor without tensor inputs, placed as `made` says.
+    """Defines a plan that creates a tensor without tensor inputs, placed as `made` says.
 
-    With `in_parts` each worker makes its own part only: the first argument of the operation is the size.
+    With `in_parts` each worker creates its own part only: the first argument of the operation is the size.
     """
 
     number: int
@@ -107,14 +107,14 @@ class Send:
     number: int
     targets: tuple[tuple[int, ...], ...]
     tag: int
-    lends: bool = False  # the memory itself, within the process
+    lends: bool = False  # passes the memory itself, within the process
 
 
 @dataclass(frozen=True)
 class Take:
-    """Makes a tensor of values that members of the group send, one to each rank of the mesh.
+    """Creates a tensor of values that members of the group send, one to each rank of the mesh.
 
-    `late`: the process groups in which they were sent have ended.
+    `late`: the process groups of the transfer have ended.
     """
 
     made: Meta
@@ -134,9 +134,9 @@ class GiveBack:
 
 @dataclass(frozen=True)
 class Await:
-    """Waits until another stream has done so many operations on the rank: those before a borrow, or before its end.
+    """Waits until another stream has run so many operations on the rank: those before a borrow, or before its end.
 
-    All of them have been sent before.
+    All of them were sent earlier.
     """
 
     stream: int
@@ -199,7 +199,7 @@ class CallRemote:
 
     @property
     def has_reply(self) -> bool:
-        """Whether its reply has a value."""
+        """True if the reply has a value."""
         return self.replies or self.bundle is not None
 
 
@@ -220,7 +220,7 @@ class GroupOf:
 
 @dataclass(frozen=True)
 class MakeParts:
-    """Makes a tensor from `function(part, *args)` on each rank; `part` has a slice for each dimension."""
+    """Creates a tensor from `function(part, *args)` on each rank; `part` has a slice for each dimension."""
 
     function: Callable[..., object]
     args: tuple[object, ...]
@@ -244,7 +244,7 @@ class Cell:
 
 
 def mapped(value: T, function: Callable[[Any], object]) -> T:
-    """A tree of lists, tuples and dicts of any kind, with `function(leaf)` in place of each leaf."""
+    """Returns a tree of lists, tuples and dicts of any kind, with `function(leaf)` in place of each leaf."""
     result: Any
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(mapped(item, function) for item in value))
@@ -259,10 +259,10 @@ def mapped(value: T, function: Callable[[Any], object]) -> T:
 
 
 class Turn(NamedTuple):
-    """The part of a batch in which ranks may wait for each other: numbers from `begin` to `end` of it.
+    """The part of a batch in which ranks may wait for each other: its numbers from `begin` to `end`.
 
-    It begins when the latest such parts before it are done: `after` has for each its stream, the number of operations
-    that the stream has done then, and the members of the group that wait for it; None for all.
+    It begins after the latest such parts before it: `after` has for each its stream, the number of operations
+    that the stream has run then, and the members of the group that wait for it; None for all.
     """
 
     begin: int
@@ -273,9 +273,9 @@ class Turn(NamedTuple):
 def meeting(
     commands: Sequence[Sequence[object]], objects: Sequence[object], meets: Callable[[object], bool], first: int
 ) -> tuple[int, int, int] | None:
-    """Begin and end, in a batch's numbers, of the part in which ranks may wait for each other, and the next operation.
+    """Returns begin and end, in a batch's numbers, of the part in which ranks may wait, and the next operation.
 
-    `meets` gets a plan's number, `REPLAY` commands and objects. `first` is the number of the first operation.
+    `meets` returns whether ranks may wait for each other in a plan's number, `REPLAY` command or object. `first` is the
     """
     position, number, pending = 0, first, iter(objects)
     bounds: tuple[int, int, int] | None = None
@@ -294,7 +294,7 @@ def meeting(
 
 
 def nbytes_of(command: object) -> int:
-    """Bytes of local tensors in a command."""
+    """Returns the bytes of local tensors in a command."""
     match command:
         case PutTensor():
             return command.tensor.nbytes
@@ -332,11 +332,11 @@ class Makings:
         self._count = count()
 
     def find(self, key: object) -> int | None:
-        """The number of a stored plan, or None."""
+        """Returns the number of a stored plan, or None."""
         return self._numbers.get(key)
 
     def next_number(self) -> int:
-        """A number for a new plan, which replaces the plan that had it before."""
+        """Returns a number for a new plan, which replaces the plan that had it before."""
         number = FIRST_MAKING - next(self._count) % _MAKINGS
         self._numbers.pop(self._keys.pop(number, None), None)
         return number

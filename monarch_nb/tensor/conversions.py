@@ -77,7 +77,7 @@ def _copy(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     if not isinstance(source, MeshTensor):
         source = upload(stream, source, replicated(stream.layout))
     elif _shows_same_elements(target, source):
-        return target  # as PyTorch does: no address is written, so an expanded tensor may be copied onto itself
+        return target  # as in PyTorch: nothing is written, so an expanded tensor may be copied onto itself
     elif (
         source.meta.shape
         and not any(source.meta.stride)
@@ -141,7 +141,7 @@ def index_fill_(tensor: torch.Tensor, dim: int, index: torch.Tensor, value: torc
 
 
 def _index_mask(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """A mask of the indices along a dimension, which broadcasts with the tensor."""
+    """Returns a mask of the indices along a dimension, which broadcasts with the tensor."""
     sizes = list(tensor.shape)
     mask = tensor.new_zeros((sizes[dim] if sizes else 1,), dtype=torch.bool).index_fill(0, index, True)
     return mask.view([-1 if axis == dim % len(sizes) else 1 for axis in range(len(sizes))])

@@ -1,6 +1,6 @@
 """The device of sharded tensors: `torch.device("mesh", 2)` is one mesh of several, `torch.device("mesh")` the current.
 
-PyTorch keeps one name free for backends like this (privateuse1). Where another package has taken it, handles report
+PyTorch reserves one name for backends like this (privateuse1). Where another package has taken it, handles report
 the CPU: everything works except what depends on the device, such as `torch.arange(n, device=x.device)`.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Device = torch.device | str | int | None
 NAME = "mesh"
 _FREE = "privateuseone"
-_FREED_WITHIN_S = 5.0  # for unreferenced meshes, whose ranks still have to answer
+_FREED_WITHIN_S = 5.0  # the longest wait for unreferenced meshes, whose ranks still have to reply
 _MOST = 127  # an index has seven bits
 
 _streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()  # by index
@@ -41,7 +41,7 @@ _meshes: "weakref.WeakKeyDictionary[Stream, Callable[[Stream], Mesh]]" = weakref
 _entered: list[Stream] = []  # `with mesh:`
 _latest: "weakref.ref[Stream] | None" = None
 _claimed: bool | None = None
-_seed_state = (0, 0)  # torch's seed, and how many meshes have begun since it was set
+_seed_state = (0, 0)  # torch's seed, and the number of meshes begun since it was set
 _variable: Any = torch.autograd.Variable  # without types
 _engine: Any = type(_variable._execution_engine)
 _StoredError = tuple[int | None, ...]  # None, the addresses of an error's parts, its thread
@@ -51,7 +51,7 @@ _stored_errors: list[_StoredError] = []
 class MeshModule(types.ModuleType):
     """The module `torch.mesh`, as PyTorch requires of a backend."""
 
-    _initialized = True  # or activation checkpoints would not keep the state of random numbers
+    _initialized = True  # else activation checkpoints would not save the state of random numbers
 
     def is_initialized(self) -> bool:
         """Always true."""
@@ -69,7 +69,7 @@ class MeshModule(types.ModuleType):
         return max(_streams, default=0) + 1
 
     def current_device(self) -> int:
-        """The index of the current mesh."""
+        """Returns the index of the current mesh."""
         stream = current_stream()
         return (stream.device.index or 0) if stream is not None else 0
 
@@ -102,7 +102,7 @@ class MeshModule(types.ModuleType):
     manual_seed = manual_seed_all
 
     def get_rng_state(self, device: Device = None) -> torch.Tensor:
-        """The state for `set_rng_state`: two numbers."""
+        """Returns the state for `set_rng_state`: two numbers."""
         stream = _stream_of(device)
         return torch.tensor([stream.draws.seed, stream.draws.drawn], dtype=torch.int64).view(torch.uint8)
 
@@ -112,7 +112,7 @@ class MeshModule(types.ModuleType):
         stream.draws.seed, stream.draws.drawn = (int(number) for number in state.view(torch.int64).tolist())
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """The dtypes for `torch.autocast("mesh")`."""
+        """Returns the dtypes for `torch.autocast("mesh")`."""
         return [torch.bfloat16, torch.float16]
 
     def synchronize(self, device: Device = None) -> None:
@@ -138,8 +138,8 @@ _PARTS = [name for name, _ in _Error._fields_]
 
 
 def _error_parts() -> list[Iterable[object]]:
-    """Iterators over pending errors: a step of the first two takes the error, the second and the following give the
-    addresses of its parts, or None."""
+    """Returns iterators over pending errors: a step of the first two takes the error, the second and the following
+    yield the addresses of its parts, or None."""
     if sys.version_info >= (3, 12):
         raised = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyErr_GetRaisedException", ctypes.pythonapi))
         return [repeat(None), starmap(raised, repeat(()))]
@@ -156,7 +156,7 @@ def _raise(parts: tuple[int | None, ...]) -> NoReturn:
 
 
 def device_guard() -> object:
-    """The guard that PyTorch asks for the device type and streams.
+    """Returns the guard that PyTorch requires for the device type and streams.
 
     Its function consists of C functions: a Python function would check signals, and be traced by a debugger, with an
     error pending. It is a class attribute, since Python clears errors before looking up instance attributes.
@@ -194,7 +194,7 @@ class _Engine(_engine):  # type: ignore[misc]
 
 
 def after_backward(call: Callable[[], object]) -> None:
-    """Has a function called at the end of the backward pass that runs in this thread."""
+    """Calls a function at the end of the backward pass that runs in this thread."""
     _variable._execution_engine.queue_callback(call)
 
 
@@ -223,7 +223,7 @@ def _claim() -> bool:
 
 
 def new_device() -> torch.device:
-    """A device with a free index. Raises RuntimeError if all indices are used."""
+    """Returns a device with a free index. Raises RuntimeError if all indices are used."""
     if not claim():
         return torch.device("cpu")
     index, deadline = _free_index(), time.monotonic() + _FREED_WITHIN_S
@@ -259,7 +259,7 @@ def occupy(stream: Stream, procs: ProcMesh | None, mesh: "Callable[[Stream], Mes
 
 
 def _first_seed() -> int:
-    """The seed of a new mesh: torch's seed, changed for each further mesh since it was set."""
+    """Returns the seed of a new mesh: torch's seed, changed for each further mesh since it was set."""
     global _seed_state
     seed, count = torch.initial_seed(), 0
     if _seed_state[0] == seed:
@@ -269,17 +269,17 @@ def _first_seed() -> int:
 
 
 def mesh_of(stream: Stream) -> "Mesh":
-    """The `Mesh` of a stream."""
+    """Returns the `Mesh` of a stream."""
     return _meshes[stream](stream)
 
 
 def streams() -> list[tuple[Stream, ProcMesh]]:
-    """The streams of all tensor meshes, oldest first, with their proc meshes."""
+    """Returns the streams of all tensor meshes, oldest first, with their proc meshes."""
     return list(_procs.items())
 
 
 def stream_at(index: int | None) -> Stream:
-    """The stream of an index, or the current one. Raises RuntimeError if there is none."""
+    """Returns the stream of an index, or the current one. Raises RuntimeError if there is none."""
     stream = current_stream() if index is None or index < 0 else _streams.get(index)
     if stream is None:
         raise RuntimeError(
@@ -290,7 +290,7 @@ def stream_at(index: int | None) -> Stream:
 
 
 def current_stream() -> Stream | None:
-    """The current stream: that of the innermost `with mesh:`, else the latest."""
+    """Returns the current stream: that of the innermost `with mesh:`, else the latest."""
     if _entered:
         return _entered[-1]
     return _latest() if _latest is not None else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.stream import Stream
 
 RESTORE = "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
-CHOICES = ("warn", "allow", "refuse")  # of the setting `tensor_gather`
+CHOICES = ("warn", "allow", "refuse")  # values of the setting `tensor_gather`
 FORMER = "tell"  # the name of "warn" in 0.1.0
 
 
@@ -57,7 +57,7 @@ class TensorError(ActorError, RuntimeError):
         self._arguments = (operation, origin, tuple(failures), mesh, details)
 
     def copy(self) -> "TensorError":
-        """An equal error without the traceback of this one."""
+        """Returns an equal error without the traceback of this one."""
         return TensorError(*self._arguments)
 
     def __str__(self) -> str:
@@ -68,11 +68,11 @@ class TensorError(ActorError, RuntimeError):
 
 
 class RankTensorError(TypeError, RuntimeError):
-    """A tensor of the ranks' own values was used where it cannot be. `code` says why, as torchmonarch calls it.
+    """A tensor of the ranks' own values was used where it cannot be. `code` is the reason, in torchmonarch's terms.
 
     LOCAL_TENSOR: with a local tensor. WRONG_MESH: with one of another mesh. WRONG_STREAM: on another stream than its
     own. DROPPED: after `drop()`. BORROWED, MUTATING_BORROW: while it is lent. REQUIRES_GRAD: where gradients would be
-    lost. DIFFERENT_VALUES: as one value, and ranks have several.
+    lost. DIFFERENT_VALUES: as one value, although ranks have several.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -96,12 +96,12 @@ def by_operation(failures: Sequence[Failure]) -> Mapping[int, list[Failure]]:
 
 
 def stopped_text(reason: str) -> str:
-    """Error text for tensors of a mesh that was stopped."""
+    """Returns the error text for tensors of a mesh that was stopped."""
     return f"the mesh was stopped: {reason}"
 
 
 def lost_text(mesh: str, reason: str) -> str:
-    """Error text for tensors of a mesh that lost a process, with the remedy."""
+    """Returns the error text for tensors of a mesh that lost a process, with the remedy."""
     return (
         f"{mesh} has lost tensors: {reason}. mesh = monarch.heal_mesh(mesh) brings its processes back, and the tensors "
         "that other ranks hold as well; restore the others" + more("manual/tensors.md#failures-and-what-is-lost")
@@ -109,7 +109,7 @@ def lost_text(mesh: str, reason: str) -> str:
 
 
 def replaced_text(mesh: str, how: str) -> str:
-    """Error text for tensors of a mesh whose processes were replaced, with the remedy."""
+    """Returns the error text for tensors of a mesh whose processes were replaced, with the remedy."""
     return (
         f"the tensors of {mesh} are gone: {mesh} has {how}. Make a mesh for tensors on what it has now, with "
         "Mesh.of(procs), and restore them" + more("manual/elastic.md#shrinking")
@@ -117,7 +117,7 @@ def replaced_text(mesh: str, how: str) -> str:
 
 
 def broken_mesh(mesh: str, error: SupervisionError, sites: Sequence[CallSite | None]) -> SupervisionError:
-    """The error for a wait on operations issued at these call sites, on a mesh that lost a process."""
+    """Returns the error for a wait on operations issued at these call sites, on a mesh that lost a process."""
     origin = next((origin for site in sites if (origin := origin_of(site)) is not None), None)
     text = f"mesh {mesh} is broken" + (f"; it was at operations of {origin}" if origin is not None else "")
     details = str(error) if error.failure is None else error.failure.report()
@@ -125,7 +125,7 @@ def broken_mesh(mesh: str, error: SupervisionError, sites: Sequence[CallSite | N
 
 
 def too_old(version: str) -> ImportError:
-    """The error for a PyTorch that lacks backends written in Python."""
+    """Returns the error for a PyTorch that lacks backends written in Python."""
     return ImportError(
         f"sharded tensors need PyTorch 2.10 or later, and this is {version}; everything else works with it. "
         "pip install -U torch"
@@ -133,11 +133,11 @@ def too_old(version: str) -> ImportError:
 
 
 class CompileError(RuntimeError):
-    """A step cannot be compiled as it is. The text names the line, and says what to write instead."""
+    """A step cannot be compiled as it is. The text names the line and the remedy."""
 
 
 class CompileWarning(UserWarning):
-    """A step runs without being compiled: the text says why. Its results are right."""
+    """A step runs without being compiled: the text has the reason. Its results are correct."""
 
 
 class GatherWarning(UserWarning):

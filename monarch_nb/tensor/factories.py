@@ -19,7 +19,7 @@ from monarch_nb.tensor.stream import Stream
 
 aten = torch.ops.aten
 
-# All elements are equal or random, so that a part is made like the whole. The first argument is the size.
+# All elements are equal or random, so that a part is created like the whole. The first argument is the size.
 _IN_PARTS = frozenset(
     {
         "aten.zeros.default",
@@ -69,7 +69,7 @@ def refill(tensor: MeshTensor) -> None:
     may_be_lost = stream.has_failed and stream.watcher is None  # a captured step must not contain it
     if number in stream.held.lost or (may_be_lost and stream.held.is_alone(reference)):
         stream.issue_object(Revive(tensor.meta, number))
-        reference.writes.written = UNSENT  # until it is overwritten
+        reference.writes.written = UNSENT  # the value until it is overwritten
         stream.held.lost.pop(number, None)
 
 
@@ -77,7 +77,7 @@ def refill(tensor: MeshTensor) -> None:
 def refilling(stream: Stream, tensors: Collection[MeshTensor]) -> Iterator[None]:
     """Surrounds reading values into all of these tensors, and allocates those whose contents are lost.
 
-    After an error they are lost as before.
+    After an error their contents are lost, as before.
     """
     lost = stream.held.lost
     numbers = [tensor.reference.number for tensor in tensors]
@@ -89,7 +89,7 @@ def refilling(stream: Stream, tensors: Collection[MeshTensor]) -> Iterator[None]
     except DeviceMeshError:
         raise
     except BaseException:
-        stream.held.lost.update(before)  # at most a part of the values was read
+        stream.held.lost.update(before)  # only a part of the values was read
         raise
 
 
@@ -105,7 +105,7 @@ def _define(stream: Stream, making: Making) -> int:
 
 
 def size_of(shape: Sequence[Any]) -> tuple[int, ...]:
-    """The size that `f(2, 3)` or `f((2, 3))` means."""
+    """Returns the size of `f(2, 3)` or `f((2, 3))`."""
     if len(shape) == 1 and isinstance(shape[0], Sequence):
         shape = tuple(shape[0])
     sizes = tuple(int(size) for size in shape)

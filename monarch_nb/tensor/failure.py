@@ -12,8 +12,8 @@ from monarch_nb.wire import Harmless
 class Failure(Harmless, array_like=True, frozen=True):
     """A failed operation, and the rank on which it failed.
 
-    Where memory ran out, `held` has the stream's tensors on the rank: numbers and bytes, the largest first. A last
-    one without a number has the bytes of all further ones.
+    If memory ran out, `held` has the stream's tensors on the rank: numbers and bytes, the largest first. A last
+    entry without a number has the bytes of all further ones.
     """
 
     PROSE: ClassVar = ("text", "traceback")
@@ -36,7 +36,7 @@ class Failure(Harmless, array_like=True, frozen=True):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 2`, or `ranks 0, 1 and 5 more`."""
+    """Returns `rank 2`, or `ranks 0, 1 and 5 more`."""
     distinct = sorted(set(ranks))
     if len(distinct) == 1:
         return f"rank {distinct[0]}"
@@ -45,7 +45,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 class LostTensor:
-    """Placeholder of a tensor that an operation failed to make or to change."""
+    """Placeholder of a tensor that an operation failed to create or to change."""
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.stream import Stream
 
 WAIT_S = 0.001
-WAIT_BUSY_S = 0.004  # while the workers have a batch; while they have two, a reply is waited for
+WAIT_BUSY_S = 0.004  # delay while the workers have one batch; with two, the flush waits for a reply
 TICK_S = 0.5  # after which released tensors are freed on workers although nothing else is sent
 WINDOW = 4096  # operations in flight above which the controller waits
 WINDOW_BYTES = 64 << 20  # the same for bytes of tensors
@@ -40,7 +40,7 @@ class CommandBatch:
 
 
 class BatchesInFlight(deque[CommandBatch]):
-    """The batches of a stream whose replies were not processed, the oldest first. Any thread adds and removes."""
+    """The batches of a stream whose replies are not processed yet, the oldest first. Any thread adds and removes."""
 
     @property
     def unanswered(self) -> int:
@@ -63,8 +63,8 @@ class BatchesInFlight(deque[CommandBatch]):
 class Flusher:
     """Flushes streams on a thread of its own, which starts on first use and sleeps while idle.
 
-    Each batch costs the controller as much as dozens of operations. So operations issued while workers are busy
-    wait for more, until the workers are about to run out of work.
+    Each batch costs the controller as much as dozens of operations. So operations issued while workers are busy are
+    collected until the workers are about to run out of work.
     """
 
     def __init__(self) -> None:

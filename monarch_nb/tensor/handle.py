@@ -53,7 +53,7 @@ _COPY_LIMIT = 1 << 16  # bytes up to which an uploaded tensor is copied and wait
 
 
 class Destination:
-    """A mesh that takes tensors of other meshes."""
+    """A mesh that receives tensors of other meshes."""
 
     def bring(self, tensor: "MeshTensor") -> "MeshTensor":
         """Returns the tensor on that mesh; blocks."""
@@ -83,7 +83,7 @@ class MeshTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, meta: Meta, reference: Reference) -> "MeshTensor":
-        """Makes the handle; nothing is sent. One of the ranks' own values is a `RankTensor`."""
+        """Creates the handle; sends nothing. A handle of the ranks' own values is a `RankTensor`."""
         device = reference.stream.device
         kind = _OWN_KIND[0] if meta.is_own else cls
         tensor = _make(kind, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
@@ -126,7 +126,7 @@ class MeshTensor(torch.Tensor):
         return _redistribute(self, target)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As for any tensor; `to(mesh)` copies it to another mesh, sharded alike along dimensions of equal names.
+        """As `torch.Tensor.to`; `to(mesh)` copies it to another mesh, sharded alike along dimensions of equal names.
 
         `to("cpu")` and other devices return the whole tensor without gradient; blocks and raises as `full_tensor`.
         """
@@ -176,7 +176,7 @@ class MeshTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The tensor without gradient. Assignment gives the handle other values, as `module.half()` does."""
+        """The tensor without gradient. Assignment gives the handle other values, as in `module.half()`."""
         return self.detach()
 
     @data.setter
@@ -189,7 +189,7 @@ class MeshTensor(torch.Tensor):
         self.meta, self.reference = value.meta, value.reference
 
     def backward(self, *args: object, **kwargs: object) -> None:
-        """As for any tensor, but on this thread, so that operations are attributed to lines of the program."""
+        """As `torch.Tensor.backward`, but on this thread, so that operations are attributed to lines of the program."""
         with torch.autograd.set_multithreading_enabled(False):
             super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -251,7 +251,7 @@ class Redistribution(torch.autograd.Function):
     def backward(ctx: _Redistributed, grad: MeshTensor) -> tuple[torch.Tensor, None]:
         """Redistributes the gradient back; partial placements become replicated ones."""
         before = tuple(Replicate() if placement.is_partial() else placement for placement in ctx.before)
-        if before == grad.meta.placements:  # the same handle: autograd must not take it for a gradient of its own
+        if before == grad.meta.placements:  # the same handle, which autograd must not take for a gradient of its own
             return grad, None
         return _redistribute(grad, before), None
 
@@ -352,7 +352,7 @@ def run(
     floats: Sequence[float],
     generator: torch.Generator | None = None,
 ) -> object:
-    """Issues a plan on tensors of one mesh, and returns the operation's result. `generator` gives a seed."""
+    """Issues a plan on tensors of one mesh; returns the operation's result. `generator` provides a seed."""
     site = call_site()
     if _is_threaded():
         _set_threaded(False)
@@ -497,7 +497,7 @@ def _with_numbers_uploaded(
 
 
 def _position_of(operand: object, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
-    """The index or name of an operand among the arguments."""
+    """Returns the index or name of an operand among the arguments."""
     for name, value in (*enumerate(args), *kwargs.items()):
         if value is operand or (isinstance(value, list | tuple) and any(element is operand for element in value)):
             return str(name)

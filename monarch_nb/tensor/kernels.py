@@ -41,7 +41,7 @@ _FACTORIES = (
 # PyTorch decomposes these for devices that have no kernel of their own; CPUs and GPUs have one.
 _FUSED = (aten.silu_backward.default, aten.mish_backward.default)
 
-_libraries: list[Any] = []  # registrations last as long as these
+_libraries: list[Any] = []  # keep the registrations alive
 
 
 def prepare() -> None:
@@ -53,7 +53,7 @@ def prepare() -> None:
 
 
 def register_kernels() -> None:
-    """Makes these functions return replicated tensors on the mesh of the device."""
+    """Makes factories with `device="mesh"` return replicated tensors on that mesh."""
     if _libraries or not device.claim():
         return
     library: Any = torch.library.Library
@@ -87,6 +87,6 @@ def _create(operation: OpOverload, *args: object, **kwargs: Any) -> MeshTensor:
 
 
 def _copy(target: MeshTensor, source: torch.Tensor, non_blocking: bool = False) -> MeshTensor:
-    """Implements `torch.tensor(..., device="mesh")`, which ends with a copy."""
+    """Implements the copy at the end of `torch.tensor(..., device="mesh")`."""
     MeshTensor.__torch_dispatch__(aten.copy_.default, (), (target, source), {})
     return target

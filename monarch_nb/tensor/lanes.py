@@ -1,4 +1,4 @@
-"""Streams of a program: which of them is active in a thread, and the memory that one borrows from another."""
+"""Streams of a program: the active one of a thread, and memory that one borrows from another."""
 
 import contextlib
 import threading
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Active(threading.local):
-    """The stream that this thread has activated; None for the main one. `has_mesh`: it has activated a mesh, too.
+    """The stream that this thread has activated; None for the main one. `has_mesh`: it has also activated a mesh.
 
     `coalesced` are the command streams whose commands are sent at the end of a block of this thread.
     """
@@ -30,9 +30,9 @@ ACTIVE = _Active()
 
 @contextlib.contextmanager
 def coalescing() -> Iterator[None]:
-    """Sends what this thread issues in a `with` block at its end, in one message. Values cannot be fetched meanwhile.
+    """Sends operations issued in a `with` block at its end, in one message. Values cannot be fetched meanwhile.
 
-    Commands that do not fit into one, such as a large tensor of the program, are sent before.
+    Commands that do not fit, such as a large tensor of the program, are sent earlier.
     """
     if ACTIVE.coalesced is not None:
         yield
@@ -63,7 +63,7 @@ class MemoryLoans:
         self.lent: dict[int, tuple[bool, CallSite | None]] = {}
 
     def refusal(self, *, writes: bool) -> tuple[str, CallSite | None]:
-        """The code of the error for a use, and where it was borrowed; "" where the use is allowed."""
+        """Returns the error code of a forbidden use, and the call site of the borrow; "" for an allowed use."""
         use, site = self.borrow or ("", None)
         if use == "ended":
             return "DROPPED", site
@@ -103,7 +103,7 @@ def check_loans(
 ) -> None:
     """Raises RankTensorError for uses that a borrow forbids; `writes` are the indices of written tensors.
 
-    RuntimeError for sharded tensors, whose operators would hide a TypeError.
+    Raises RuntimeError for sharded tensors, whose operators would hide a TypeError.
     """
     for index, reference in enumerate(references if stream.held.has_lent else ()):
         loans = None if reference is None or reference.memory is None else reference.memory.loans
@@ -122,5 +122,5 @@ def check_fetching() -> None:
 
 
 def lane_name(stream: "Stream | None") -> str:
-    """The name of a stream."""
+    """Returns the name of a stream."""
     return "main" if stream is None else stream.name

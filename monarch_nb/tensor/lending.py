@@ -38,7 +38,7 @@ def lent(tensors: Mapping[str, MeshTensor]) -> Iterator[None]:
             yield
     finally:
         for stream, references in by_mesh.items():
-            with suppress(DeviceMeshError, TensorError):  # which the next operation reports, too
+            with suppress(DeviceMeshError, TensorError):  # the next operation reports it, too
                 written = [tensors[name].reference for name in references]
                 stream.run_everywhere(RunFunction(_take_back, (list(references),), {}), written)
 

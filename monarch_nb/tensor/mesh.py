@@ -38,10 +38,10 @@ from monarch_nb.tensor.workers.actor import TensorWorker
 
 aten = torch.ops.aten
 R = TypeVar("R")
-_rank_meshes: "dict[tuple[str, Region], Mesh]" = {}  # of the main stream; other streams hold theirs
-_making_lock = threading.RLock()  # held while one is made
+_rank_meshes: "dict[tuple[str, Region], Mesh]" = {}  # for the main stream; other streams hold their own
+_making_lock = threading.RLock()  # held while a mesh is made
 _LARGE = 1 << 16  # bytes of local tensors that are sent without waiting for the next batch
-_MAX_CHOICES = 4096  # slices without lost processes that are compared; else all are left out along one dimension
+_MAX_CHOICES = 4096  # slices to compare when processes are lost; above it, all are left out along one dimension
 _STRIDES = 8  # every second, …, every eighth
 
 
@@ -51,8 +51,8 @@ class Mesh(MeshTrait, Destination):
     `Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))` spawns eight processes on this host;
     `Mesh.of(procs)` uses those of a proc mesh. Blocks until they are ready. A slice is a mesh with tensors of its own.
 
-    With `spares`, each host keeps so many additional processes started: they run nothing, and `heal_mesh` puts one of
-    them into the position of a lost rank, faster than it starts a process.
+    With `spares`, each host keeps that many additional processes: they run nothing, and `heal_mesh` uses one to replace
+    a lost rank, which is faster than starting a process.
     """
 
     _is_shared = False  # one mesh for all users of these processes: see `for_ranks`
@@ -107,7 +107,7 @@ class Mesh(MeshTrait, Destination):
 
     @property
     def region(self) -> Region:
-        """Its processes in the proc mesh, and their arrangement."""
+        """The region of its processes in the proc mesh."""
         return self._region
 
     def _new_with_region(self, region: Region) -> Self:
@@ -161,7 +161,7 @@ class Mesh(MeshTrait, Destination):
         stream = Stream(self._procs.name, propagator, device.new_device(), send, processes)
         stream.lane = lane
         processes.add_stream(stream, opening)
-        stream.issue_object(opening)  # before all else, such as a seed
+        stream.issue_object(opening)  # the first command, before a seed
         device.occupy(stream, self._procs, self._finder())
         return stream
 
@@ -302,9 +302,9 @@ class Mesh(MeshTrait, Destination):
 
     @classmethod
     def for_ranks(cls, procs: ProcMesh, lane: "Lane | None" = None) -> Self:
-        """The tensor mesh of a proc mesh for values of the ranks' own: always the same one, made on first use.
+        """Returns the tensor mesh of a proc mesh for values of the ranks' own, always the same, created at first use.
 
-        On a stream of the program, `lane`; None is the main one.
+        `lane` is a stream of the program; None is the main one.
         """
         key, meshes = (state_of(procs).uid, region_of(procs)), _rank_meshes if lane is None else lane.meshes
         with _making_lock:
@@ -323,15 +323,15 @@ class Mesh(MeshTrait, Destination):
         return mesh
 
     def on(self, lane: "Lane | None") -> "Mesh":
-        """This mesh on a stream of the program."""
+        """Returns this mesh on a stream of the program."""
         lane = None if lane is MAIN else lane
         return self if self.stream.lane is lane else self.for_ranks(self._procs, lane)
 
     def activate(self) -> AbstractContextManager[Self]:
-        """Makes all tensor factories make tensors on each rank of this mesh, in a `with` block.
+        """Makes all tensor factories create tensors on each rank of this mesh, in a `with` block.
 
-        `torch.rand(3)` there draws on each rank, and gives a `monarch.Tensor`. Operations on such tensors need no
-        active mesh. Without `with` it lasts until `deactivate()`, in this thread.
+        `torch.rand(3)` there draws on each rank, and returns a `monarch.Tensor`. Operations on such tensors need no
+        active mesh. Without `with` it remains active until `deactivate()`, in this thread.
         """
         return Activation(self)
 
@@ -340,7 +340,7 @@ class Mesh(MeshTrait, Destination):
         deactivate(self)
 
     def rank_tensor(self, dims: str | Sequence[str]) -> RankTensor:
-        """A tensor of which each rank has its coordinate along a dimension; of several dimensions, row-major.
+        """Returns a tensor with each rank's coordinate along a dimension; along several, their row-major index.
 
         Raises KeyError for an unknown dimension.
         """
@@ -359,7 +359,7 @@ class Mesh(MeshTrait, Destination):
         return self._own_numbers(numbers)
 
     def _own_numbers(self, numbers: Sequence[int]) -> RankTensor:
-        """A tensor of which each rank has one of these numbers."""
+        """Returns a tensor with one of these numbers on each rank."""
         stream, layout = self.on(ACTIVE.stream).stream, self.stream.layout
         meta = Meta.of(layout, (), torch.int64, own_values(layout))
         reference = stream.hold(meta, call_site())
@@ -374,24 +374,24 @@ class Mesh(MeshTrait, Destination):
         return self._processes.members_of(self._region)
 
     def shares_processes(self, other: "Mesh") -> bool:
-        """Whether both are on processes of one proc mesh, in one group."""
+        """Returns whether both are on processes of one proc mesh, in one group."""
         return self._processes is other._processes
 
     def rank(self, dims: str | Sequence[str]) -> RankTensor:
-        """The same as `rank_tensor`."""
+        """As `rank_tensor`."""
         return self.rank_tensor(dims)
 
     def rank_tensors(self) -> dict[str, RankTensor]:
-        """The `rank_tensor` of each dimension, by name."""
+        """Returns the `rank_tensor` of each dimension, by name."""
         return {name: self.rank_tensor(name) for name in self.mesh_dim_names}
 
     @property
     def ranks(self) -> dict[str, RankTensor]:
-        """The same as `rank_tensors()`."""
+        """The result of `rank_tensors()`."""
         return self.rank_tensors()
 
     def process_idx(self) -> RankTensor:
-        """A tensor of which each rank has the number of its process in the proc mesh."""
+        """Returns a tensor with the number of each rank's process in the proc mesh."""
         return self._own_numbers(list(self.region.ranks()))
 
     @property
@@ -410,14 +410,14 @@ class Mesh(MeshTrait, Destination):
         return Client(self)
 
     def process_group(self, dims: str | Sequence[str]) -> RemoteProcessGroup:
-        """The process group of each rank along a dimension, as an argument of a remote function."""
+        """Returns the process group of each rank along a dimension, as an argument of a remote function."""
         return RemoteProcessGroup(self, [dims] if isinstance(dims, str) else dims)
 
     def to_table(self) -> str:
-        """A table of text: for each rank of the mesh its host, and the number of its process there."""
+        """Returns a table as text: for each rank of the mesh its host, and the number of its process there."""
         return self._procs.to_table()
 
-    # -- being observed ---------------------------------------------------------------------------------------------
+    # -- observation ------------------------------------------------------------------------------------------------
 
     @property
     def workers(self) -> ActorMesh[TensorWorker]:
@@ -435,16 +435,16 @@ class Mesh(MeshTrait, Destination):
         sent: Callable[[int, int, Sequence[CallSite | None]], None],
         joined: Callable[[], None] = lambda: None,
     ) -> None:
-        """Calls functions for the operations that are issued on all meshes of these processes, in place of others.
+        """Calls functions for operations issued on all meshes of these processes; replaces earlier functions.
 
-        `issued` gets the call site of each, and returns it or its own form; `sent` gets the number of a stream, that of
-        the first operation sent, and the call sites; `joined` is called when there are further `executors`. None ends
-        it.
+        `issued` gets the call site of each operation, and returns it or its own form; `sent` gets the number of a
+        stream, that of the first operation sent, and the call sites; `joined` is called for further `executors`. None
+        ends the observation.
         """
         self._processes.observer = None if issued is None else Observer(issued, sent, joined)
 
     def in_order(self) -> AbstractContextManager[None]:
-        """Sends what was issued; messages to workers meanwhile arrive in order with the operations. May block."""
+        """Sends issued operations; messages to workers in the block arrive in order with them. May block."""
         return self._processes.in_order()
 
     # -- programs ---------------------------------------------------------------------------------------------------
@@ -485,7 +485,7 @@ class Mesh(MeshTrait, Destination):
         return mesh
 
     def exit(self) -> None:
-        """Waits for all that was issued. Raises TensorError for an operation that failed, fetched or not."""
+        """Waits for all issued operations. Raises TensorError for one that failed, fetched or not."""
         for stream in (self.stream, *self._processes.streams_beside):
             stream.raise_unseen()
 
@@ -511,7 +511,7 @@ class Mesh(MeshTrait, Destination):
 
 
 class Client:
-    """The controller of a mesh of tensors, as programs reach it: `mesh.client`."""
+    """The controller of a mesh of tensors, for programs of torchmonarch: `mesh.client`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -535,9 +535,9 @@ def _as_reference(value: object, tensors: list[MeshTensor]) -> object:
 
 
 def largest_slice(sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]]) -> dict[str, range]:
-    """The remaining indices along each dimension; `lost` are the coordinates of the lost ranks.
+    """Returns the remaining indices along each dimension; `lost` are the coordinates of the lost ranks.
 
-    Of equally large ones that which leaves out along the outermost dimension. Raises ValueError where nothing is left.
+    Of equally large slices takes the one that omits along the outermost dimension. Raises ValueError if none is left.
     """
     labels = list(sizes)
     choices: Collection[Sequence[str]] = [[label] * len(lost) for label in labels]
@@ -553,7 +553,7 @@ def largest_slice(sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]]) -
 def _slice_without(
     sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]], along: Sequence[str]
 ) -> dict[str, range]:
-    """The slice that leaves each lost point out along one dimension."""
+    """Returns the slice that leaves each lost point out along one dimension."""
     excluded: dict[str, set[int]] = {label: set() for label in sizes}
     for point, label in zip(lost, along, strict=True):
         excluded[label].add(point[label])
@@ -561,7 +561,7 @@ def _slice_without(
 
 
 def _longest(size: int, excluded: Collection[int]) -> range:
-    """The first of the longest ranges of indices, with any stride, without the excluded ones."""
+    """Returns the first of the longest ranges of indices, with any stride, without the excluded ones."""
     best = range(0)
     for stride in range(1, min(size, _STRIDES) + 1):
         for start in range(size):

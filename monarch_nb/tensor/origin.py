@@ -1,4 +1,4 @@
-"""Finds the line of the user's program that issued an operation."""
+"""The line of the user's program that issued an operation."""
 
 import linecache
 import os
@@ -12,7 +12,7 @@ import torch
 from monarch_nb.code.file_names import name_of
 
 _LIBRARIES = (
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,  # ours
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,  # of this package
     os.path.dirname(torch.__file__) + os.sep,
     os.path.join(os.path.dirname(os.__file__), "contextlib.py"),
     "<frozen",
@@ -41,7 +41,7 @@ class ProgramLine(NamedTuple):
 
 
 def call_site(depth: int = 1) -> CallSite | None:
-    """Position of the innermost frame above the caller that belongs to no library; None if there is none."""
+    """Returns the position of the innermost frame above the caller outside libraries; None if there is none."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
@@ -59,7 +59,7 @@ def _is_library_file(file: str) -> bool:
 
 
 def origin_of(site: CallSite | None) -> ProgramLine | None:
-    """The source line of a call site."""
+    """Returns the source line of a call site."""
     if site is None:
         return None
     code, instruction = site

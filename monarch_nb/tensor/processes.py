@@ -1,4 +1,4 @@
-"""The processes of a proc mesh as tensor meshes use them: one worker in each, all in one process group."""
+"""The processes of a proc mesh for tensor meshes: one worker in each, all in one process group."""
 
 import contextlib
 import threading
@@ -71,7 +71,7 @@ class Observer(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """A part of a batch in which ranks may wait for each other: operations that its stream has done then, and ranks."""
+    """A part of a batch in which ranks may wait for each other: operations that its stream has run then, and ranks."""
 
     stream: int
     operations: int
@@ -81,7 +81,7 @@ class Meeting(NamedTuple):
 class MeshProcesses:
     """The workers of a whole proc mesh, also for tensor meshes on slices of it, since groups span all processes.
 
-    For a proc mesh that was shrunk, the workers of the remaining processes; `generation` continues from the last one.
+    For a proc mesh that was shrunk, these are the workers of the remaining processes; `generation` continues.
     """
 
     def __init__(self, procs: ProcMesh, device: str, generation: int = -1) -> None:
@@ -104,14 +104,14 @@ class MeshProcesses:
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self._openings: dict[int, Open] = {}
         self._lock = threading.RLock()
-        # Streams of the program other than the main one are executed beside it.
+        # Streams of the program other than the main one are executed concurrently with it.
         self._lane_threads: weakref.WeakKeyDictionary[Lane, ActorMesh[StreamWorker]] = weakref.WeakKeyDictionary()
         self._threads: list[ActorMesh[StreamWorker]] = []
         self._stream_threads: dict[int, ActorMesh[StreamWorker]] = {}  # by command stream
         self._order = threading.RLock()  # held while a batch is sent
         self._operation_counts: dict[int, int] = {}  # operations, by stream
         self._tag_generations: dict[int, int] = {}  # the generation in which a value was sent, by its tag
-        self._meetings: list[Meeting] = []  # the last ones: all earlier ones come before these
+        self._meetings: list[Meeting] = []  # the latest ones, which follow all earlier ones
         self._programs: set[tuple[int, object]] = set()  # compiled steps without waits between ranks, by stream
         coordinator = self._coordinator = GroupCoordinator(
             current_runtime(), self._state, self._members, weakref.WeakMethod(self._lose)
@@ -136,7 +136,7 @@ class MeshProcesses:
             )
 
     def _all(self, endpoint: Endpoint[P, R], *args: P.args, **kwargs: P.kwargs) -> ValueMesh[R]:
-        """The answers of all workers; blocks."""
+        """Returns the replies of all workers; blocks."""
         return self._send(endpoint, *args, **kwargs).get()
 
     # -- generations ------------------------------------------------------------------------------------------------
@@ -144,9 +144,9 @@ class MeshProcesses:
     def _group(
         self, streams: Mapping[int, tuple[Open, int, int]], contents: Mapping[int, StreamContents] | None = None
     ) -> str:
-        """Makes a process group of all workers, in which these streams continue from where all ranks are.
+        """Makes a process group of all workers, in which these streams continue from the state of all ranks.
 
-        `contents` are restored after a heal; returns the error of that, or "".
+        `contents` are restored after a heal; returns the error of the restoration, or "".
         """
         layout = self._state.layout
         first = part_of(self.workers, Region((), NDSlice(self._members[0], (), ())))
@@ -175,7 +175,7 @@ class MeshProcesses:
         return joined
 
     def add_stream(self, stream: Stream, opening: Open) -> None:
-        """Continues a stream in each later generation, for as long as something refers to it."""
+        """Continues a stream in each later generation, while something refers to it."""
         with self._lock:
             for number in self._openings.keys() - set(self._streams.keys()):  # unreferenced streams
                 del self._openings[number]
@@ -187,16 +187,16 @@ class MeshProcesses:
 
     @property
     def streams_beside(self) -> list[Stream]:
-        """The streams that are executed beside the main one."""
+        """The streams that are executed concurrently with the main one."""
         return [stream for stream in tuple(self._streams.values()) if stream.lane is not None]
 
     def failure(self, stream: int, number: int) -> TensorError | None:
-        """The error of an operation of a stream, if it is known to have failed; it counts as seen."""
+        """Returns the error of an operation of a stream, if it is known to have failed, and marks it as seen."""
         command_stream = self._streams.get(stream)
         return None if command_stream is None else command_stream.failure(number)
 
     def keep_spares(self, count: int) -> None:
-        """Makes each host keep at least so many processes ready to replace lost ranks. Does not block."""
+        """Makes each host keep at least `count` processes ready to replace lost ranks. Does not block."""
         self._spares = max(count, self._spares)
         if not self._spares:
             return
@@ -230,7 +230,7 @@ class MeshProcesses:
             future.get()
 
     def _settled_progress(self) -> dict[int, tuple[Open, int, int]]:
-        """The progress of each stream once all that was sent is done."""
+        """Returns the progress of each stream once all sent operations have run."""
         self._settle()
         return self._progress(list(self._all(self.workers.reached).values()))
 
@@ -243,9 +243,9 @@ class MeshProcesses:
         return progress
 
     def follow_growth(self) -> bool:
-        """Adds the processes by which the proc mesh has grown; tensors stay where they are. Blocks.
+        """Adds the processes by which the proc mesh has grown; tensors stay in place. Blocks.
 
-        Returns False if the mesh has shrunk, or if these were a part of it: new workers are needed then.
+        Returns False if the mesh has shrunk, or if these were a part of it: new workers are then necessary.
         """
         with self._lock, self._sending_paused():
             ranks = tuple(rank for rank in self._state.ranks if rank not in self.left_out)
@@ -294,7 +294,7 @@ class MeshProcesses:
         self.keep_spares(0)  # on hosts that have replaced others
 
     def _regroup_lost(self, streams: Mapping[int, Stream]) -> tuple[dict[int, StreamContents], str]:
-        """Makes the group anew with the contents that are left of lost streams; returns these, and an error. Blocks."""
+        """Makes the group anew with the remaining contents of lost streams; returns these, and an error. Blocks."""
         if self._threads:
             self._coordinator.cut(self._loss_reason or "contents were lost")  # threads may wait for what was not sent
             self._settle()
@@ -334,11 +334,11 @@ class MeshProcesses:
         return self._state.stopped is not None or self._runtime.closed
 
     def close(self) -> None:
-        """Ends the coordination of the group; no more meshes are made of the processes."""
+        """Ends the coordination of the group; no further meshes use the processes."""
         self._coordinator.close()
 
     def end(self, reason: str) -> None:
-        """Ends the workers, which others replace; `reason` is that of later errors. Blocks."""
+        """Ends the workers, which others replace; later errors have this `reason`. Blocks."""
         self._end_reason = reason
         self._lose(reason)
         self._coordinator.cut(reason)  # first: a rank that waits for the others could not end
@@ -348,7 +348,7 @@ class MeshProcesses:
         self.workers.stop(reason).get()
 
     def members_of(self, region: Region) -> tuple[int, ...]:
-        """Ranks in the group of the ranks of a slice. Raises ValueError if some are not in the group."""
+        """Returns ranks in the group of the ranks of a slice. Raises ValueError if some are not in the group."""
         ranks = tuple(region.ranks())
         if not set(ranks) <= set(self._members):
             raise ValueError(
@@ -358,9 +358,9 @@ class MeshProcesses:
         return tuple(map(self._members.index, ranks))
 
     def sender(self, region: Region, lane: "Lane | None" = None) -> Callable[..., Future[ValueMesh[Receipt]]]:
-        """A function that sends a batch to the workers of a slice; `lane` is the program's stream, None the main one.
+        """Returns a function that sends batches to the workers of a slice; `lane` is the program's stream, or None.
 
-        Blocks for a moment at the first sender of another stream, which ranks execute on a thread of its own.
+        Blocks briefly at the first sender of another stream, which ranks execute on a thread of its own.
         """
         ranks = frozenset(self.members_of(region))
         if lane is None:
@@ -369,7 +369,7 @@ class MeshProcesses:
         return partial(self._send_batch, part_of(threads, region).batch, threads, (lane.name,), ranks)
 
     def _threads_of(self, lane: "Lane") -> ActorMesh[StreamWorker]:
-        """The actors that execute the batches of a stream of the program."""
+        """Returns the actors that execute the batches of a stream of the program."""
         actors, added = self._lane_threads.get(lane), False
         if actors is None:
             with self._order:
@@ -384,13 +384,13 @@ class MeshProcesses:
                 used = {id(threads) for threads in self._lane_threads.values()}
                 actors = next((threads for threads in self._threads if id(threads) not in used), None)
                 if actors is None and len(self._threads) < _THREADS:
-                    procs = ProcMesh(self._state, region_of(self._spawned))  # with those by which it has grown
+                    procs = ProcMesh(self._state, region_of(self._spawned))  # with those added by growth
                     spawned: Any = procs.spawn(f"{procs.name}_streams", StreamWorker, state_of(self._spawned).uid)
                     actors = spawned
                     self._threads.append(spawned)
                     added = True
                 elif actors is None:
-                    actors = self._threads.pop(0)  # the stream that came first may be over
+                    actors = self._threads.pop(0)  # the first stream may have ended
                     self._threads.append(actors)
                 self._lane_threads[lane] = actors
         if added and self.observer is not None:
@@ -398,7 +398,7 @@ class MeshProcesses:
         return actors
 
     def executors(self, region: Region) -> list[AnyMesh]:
-        """The actors that execute operations on a slice: the workers, and those of streams beside the main one."""
+        """Returns the actors that execute operations on a slice: the workers, and those of further streams."""
         return [part_of(actors, region) for actors in (self.workers, *map(as_it_is, self._threads))]
 
     def _send_batch(
@@ -414,7 +414,7 @@ class MeshProcesses:
         commands: Sequence[tuple[object, ...]],
         objects: tuple[object, ...],
     ) -> Future[ValueMesh[Receipt]]:
-        """Sends a batch. The order of batches is that in which ranks exchange values."""
+        """Sends a batch. Ranks exchange values in the order of batches."""
         numbers = encode_numbers([*chain.from_iterable(commands)])
         with self._order:
             self._operation_counts[stream.number] = first + operations
@@ -435,7 +435,7 @@ class MeshProcesses:
                 raise
 
     def _note_transfer(self, command: object) -> object:
-        """Notes the generation of a value that is sent; marks a `Take` as late if that generation has ended."""
+        """Records the generation of a sent value; marks a `Take` as late if that generation has ended."""
         if isinstance(command, Send):
             self._tag_generations[command.tag] = self.generation
         elif isinstance(command, Take) and self._tag_generations.pop(command.tag, self.generation) != self.generation:
@@ -443,7 +443,7 @@ class MeshProcesses:
         return command
 
     def _note_programs(self, stream: int, objects: Sequence[object]) -> None:
-        """Notes the compiled steps among these objects in which ranks do not wait for each other."""
+        """Records the compiled steps among these objects in which ranks do not wait for each other."""
         for command in objects:
             if isinstance(command, Trace) and all(meta.is_own for meta in command.program.metas):
                 self._programs.add((stream, command.number))
@@ -456,7 +456,7 @@ class MeshProcesses:
         commands: Sequence[tuple[object, ...]],
         objects: Sequence[object],
     ) -> tuple[Turn, ...]:
-        """The turn of a batch, if ranks may wait for each other in it; it is the last one now."""
+        """Returns the turn of a batch if ranks may wait for each other in it, and records it as the latest."""
 
         def meets(command: object) -> bool:
             return self._meets(stream, command)
@@ -475,7 +475,7 @@ class MeshProcesses:
         return (Turn(begin, end, after),)
 
     def _meets(self, stream: Stream, command: object) -> bool:
-        """Whether ranks may wait for each other in a command: a plan's number, one of `REPLAY`, or an object."""
+        """Returns whether ranks may wait for each other in a command: a plan's number, a `REPLAY`, or an object."""
         match command:
             case int():
                 plan = stream.defined.get(command)
@@ -487,7 +487,7 @@ class MeshProcesses:
             case CallRemote():
                 return command.joined
             case RunFunction():
-                return command.function is not bool  # which only waits for the operations before
+                return command.function is not bool  # `bool` only waits for the operations before
             case Trace():
                 return (stream.number, command.number) not in self._programs
             case Locals() | Revive():
@@ -500,7 +500,7 @@ class MeshProcesses:
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
-        """Sends what was issued; messages to workers meanwhile arrive in order with the operations. May block."""
+        """Sends issued operations; messages to workers in the block arrive in order with them. May block."""
         for stream in tuple(self._streams.values()):
             stream.flush()
         token = current.set(self._context)
@@ -515,18 +515,18 @@ class MeshProcesses:
             future = endpoint.call(*args, **kwargs)
         finally:
             current.reset(token)
-        reported_elsewhere(future)  # where the mesh is used next
+        reported_elsewhere(future)  # at the next use of the mesh
         return future
 
 
 def workers_on(procs: ProcState) -> list[ActorMesh[TensorWorker]]:
-    """The tensor workers of a proc mesh, if it has any."""
+    """Returns the tensor workers of a proc mesh, if it has any."""
     group = _registry.get(procs.uid)
     return [] if group is None else [group.workers]
 
 
 def processes_of(procs: ProcMesh, device: str) -> MeshProcesses:
-    """The workers of a proc mesh or slice, spawned on first use, which blocks.
+    """Returns the workers of a proc mesh or slice, spawned at first use, which blocks.
 
     Raises RuntimeError if the versions of torch differ.
     """
@@ -547,7 +547,7 @@ def processes_of(procs: ProcMesh, device: str) -> MeshProcesses:
 
 
 def shrunk(procs: ProcMesh, device: str) -> MeshProcesses:
-    """New workers on these processes only, after others of their proc mesh were lost. Blocks."""
+    """Returns new workers on these processes only, after others of their proc mesh were lost. Blocks."""
     state = state_of(procs)
     with _registry_lock:
         old = _registry.pop(state.uid, None)

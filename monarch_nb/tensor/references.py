@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.stream import Stream
 
 NEVER = -1  # the number of the last write to a tensor that no operation has written to
-UNSENT = sys.maxsize  # the same where the operation was not sent, so that it never runs
+UNSENT = sys.maxsize  # the number for an operation that was not sent, so that it never runs
 
 
 class WriteRecord(Protocol):
@@ -42,7 +42,7 @@ class StreamGroup(Protocol):
         """The current generation of process groups if it was ended, else -1."""
 
     def failure(self, stream: int, number: int) -> TensorError | None:
-        """The error of an operation of a stream, if it is known to have failed."""
+        """Returns the error of an operation of a stream, if it is known to have failed."""
 
     def regroup(self, over: int) -> None:
         """Makes the generation after `over`. Blocks."""
@@ -66,8 +66,8 @@ class Reference:
     """A tensor on the workers, shared by all its handles; the tensor is freed after the last of them.
 
     `number` identifies the tensor in its stream. `memory` is shared with its views and its base, None without them.
-    `copied` says how to make a view again that has memory of its own on the workers. `offset` is the offset in the
-    shared memory in bytes, as it would be if nothing were sharded.
+    `copied` is how to recreate a view that has memory of its own on the workers. `offset` is the offset in the
+    shared memory in bytes, without sharding.
     """
 
     __slots__ = ("__weakref__", "_writes", "copied", "is_view", "memory", "number", "offset", "stream")
@@ -170,7 +170,7 @@ class HeldObjects:
         self.objects: dict[int, LiveEntry] = {}  # other objects on the workers
         self.ended: deque[LiveEntry] = deque()  # unreferenced, not freed yet
         self.lost: dict[int, str] = {}  # tensors whose contents are lost, with the reason
-        self.stale: dict[int, Copied] = {}  # views that have to be made again before use
+        self.stale: dict[int, Copied] = {}  # views that have to be recreated before use
         self.leaves: dict[int, TensorWeakRef] = {}  # handles that accumulate gradients, from their first operation on
         self.has_lent = False  # some memory here was ever lent or borrowed
         self.steps: set[StepWrites] = set()  # of compiled steps since the last heal

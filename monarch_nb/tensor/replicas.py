@@ -1,6 +1,6 @@
-"""Contents of tensors after a heal: which are lost, and which a new process receives from a rank that holds the same.
+"""Contents of tensors after a heal: the lost ones, and those that a new process receives from a rank that holds them.
 
-Surviving ranks agree on a tensor if they have done all operations that make it or write to it, and hold it. A part of
+Surviving ranks agree on a tensor if they have run all operations that make it or write to it, and hold it. A part of
 it on a lost rank is restored if the placement puts the same part on a surviving rank.
 """
 
@@ -33,9 +33,9 @@ class ShardTransfer(NamedTuple):
 
 
 class StreamContents(NamedTuple):
-    """The tensors of a stream that have contents after a heal, and the transfers that bring them to new processes.
+    """The tensors of a stream that have contents after a heal, and their transfers to new processes.
 
-    `operations` have been issued before.
+    `operations` were issued before.
     """
 
     kept: tuple[int, ...]
@@ -51,9 +51,9 @@ class StreamContents(NamedTuple):
 def contents_of(
     objects: HeldObjects, layout: MeshLayout, start: int, ranks: Mapping[int, Collection[int]], reason: str
 ) -> StreamContents:
-    """Returns which tensors have contents, and marks the others as lost.
+    """Returns the tensors that have contents, and marks the others as lost.
 
-    `ranks` are the tensors that each surviving rank holds, which has done all operations before `start`.
+    `ranks` are the tensors that each surviving rank holds, which has run all operations before `start`.
     """
     fresh = [rank for rank in range(prod(layout.shape)) if rank not in ranks]
     common = set.intersection(*map(set, ranks.values())) if ranks else set[int]()
@@ -86,7 +86,7 @@ def contents_of(
 
 
 def _dividing_dims(placements: Placements) -> Iterable[int]:
-    """The dimensions of a mesh along which ranks hold different parts, or different summands."""
+    """Returns the dimensions of a mesh along which ranks hold different parts, or different summands."""
     return (dim for dim, placement in enumerate(placements) if not placement.is_replicate())
 
 
@@ -135,7 +135,7 @@ def transfers(
 
 @dataclass(frozen=True)
 class _SentShard:
-    """The shard of one tensor: where it lies in a storage, and how the whole is placed."""
+    """The shard of one tensor: its place in a storage, and the placement of the whole."""
 
     storage: int
     dtype: torch.dtype
@@ -149,7 +149,7 @@ class _SentShard:
     whole_stride: tuple[int, ...]
 
     def tensor(self, bytes_: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-        """The tensor in a storage that has been received."""
+        """Returns the tensor in a received storage."""
         local = torch.empty(0, dtype=self.dtype, device=bytes_.device)
         local.set_(bytes_.untyped_storage(), self.offset, self.size, self.stride)
         local = local.conj() if self.is_conj else local

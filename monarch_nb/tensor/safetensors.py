@@ -43,7 +43,7 @@ class Stored(NamedTuple):
 
 
 def stored_in(path: str) -> dict[str, Stored]:
-    """The tensors in a file, or in all such files of a folder, by name. Reads the headers only.
+    """Returns the tensors in a file, or in all such files of a folder, by name. Reads the headers only.
 
     Raises FileNotFoundError, and ValueError for a file of another format.
     """
@@ -97,12 +97,12 @@ def load_safetensors(
     mesh: Mesh,
     sharding_spec: Mapping[str, ShardingSpec] | Callable[[str, tuple[int, ...]], ShardingSpec] | None = None,
 ) -> dict[str, MeshTensor]:
-    """The tensors in a file of safetensors, or in all such files of a folder, cut over the processes of a mesh.
+    """Returns the tensors in a file of safetensors, or in all such files of a folder, sharded over a mesh.
 
-    `sharding_spec` says how each is cut, as for `monarch.distribute`: a mapping of names, or a function of name and
-    shape; those that have none are whole on each process. The path must lead to the same files on each host. Blocks
-    until the headers are read; the values are read while the program goes on.
-    Raises TensorError where a file cannot be read, ValueError for a name that is in none.
+    `sharding_spec` is as for `monarch.distribute`: a mapping of names to specs, or a function of name and
+    shape; tensors without one are replicated. The path must lead to the same files on each host. Blocks
+    until the headers are read; the values are read while the program continues.
+    Raises TensorError if a file cannot be read, ValueError for a name that is in none.
     """
     first, *peers = mesh.execute(stored_in, str(path)).values()
     if any(peer.keys() != first.keys() for peer in peers):

@@ -2,12 +2,12 @@
 
 On the workers random numbers are equal on replicas, different on shards, and the same again after a seed. A CPU
 mesh has no random state of its own in PyTorch: with equal seeds all shards would draw the same numbers. So each random
-operation is seeded by itself, from the number that the controller gave it and the shard that this worker holds. The
+operation is seeded by itself, from a number of the controller and the shard that this worker holds. The
 process's generators are borrowed for that: its own code, in cells and actors, continues its own sequence.
 
 Functions of the main stream draw from the process's generators. Each other stream of the program has a generator of its
-own on each rank, for the CPU. PyTorch's kernels know one generator in a process, whichever thread draws: so that of the
-stream takes its place for the length of an operation that draws, under a lock.
+own on each rank, for the CPU. PyTorch's kernels know one generator in a process, whichever thread draws: so the
+stream's generator takes its place during an operation that draws, under a lock.
 """
 
 import threading
@@ -38,17 +38,17 @@ _draws = count(1)
 
 
 def seed_number(seed: int, drawn: int) -> int:
-    """Seed of the random operation number `drawn` since the seed was set."""
+    """Returns the seed of the random operation number `drawn` since the seed was set."""
     return (seed * _SEED + drawn * _DRAWN) & _MASK
 
 
 def seed_after(number: int, drawn: int) -> int:
-    """Seed of the random operation `drawn` later."""
+    """Returns the seed of the random operation `drawn` later."""
     return (number + drawn * _DRAWN) & _MASK
 
 
 def mixed(seed: int, index: int) -> int:
-    """A different 63-bit seed for each index, such as that of a shard (one step of splitmix64)."""
+    """Returns a different 63-bit seed for each index, such as that of a shard (one step of splitmix64)."""
     value = (seed + (index + 1) * _SEED) & _WORD
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _WORD
@@ -65,7 +65,7 @@ class StreamDraws:
         self._sent_source: DrawFrom | None = None  # the last one sent to the ranks
 
     def next(self, stream: "CommandStream", generator: torch.Generator | None = None) -> int:
-        """Returns the seed of the next random operation; it comes from a generator of the program, if that is given."""
+        """Returns the seed of the next random operation; a given generator of the program provides it."""
         self.announce(stream)
         if generator is not None:
             with torch.utils._python_dispatch._disable_current_modes():
@@ -110,7 +110,7 @@ class StreamDraws:
             self._sent_source = source
 
     def forget(self) -> None:
-        """Notes that a new rank does not have the generators yet."""
+        """Records that a new rank does not have the generators yet."""
         self._sent_source = None
 
 
@@ -121,7 +121,7 @@ def _lane_number(stream: "CommandStream") -> int:
 class Generators:
     """The generators of a stream of the program in this process: the process's own ones, or one of the stream's.
 
-    Where it `is_apart`, operations draw from these, too, instead of the seed of the mesh.
+    If `is_apart`, operations draw from these, too, instead of the seed of the mesh.
     """
 
     def __init__(self, *, shared: bool = True) -> None:
@@ -146,9 +146,9 @@ class Generators:
 
 
 class _Thread(threading.local):
-    """`runs_operations`: it runs operations of a mesh, and seeds this rank, not the program.
+    """`runs_operations`: the thread runs operations of a mesh; it seeds this rank, not the program.
 
-    `generators` are those of the stream that it runs.
+    `generators` are those of the running stream.
     """
 
     runs_operations = False
@@ -161,18 +161,18 @@ THREAD = _Thread()
 class Borrowed:
     """Borrows the generators of the process for random operations of a mesh, and for functions of its streams.
 
-    An operation is seeded and draws in a `with` block, so that those of several streams draw what each of them would
-    draw alone.
+    An operation is seeded and draws in a `with` block, so that operations of several streams draw the same numbers as
+    alone.
     """
 
     def __init__(self) -> None:
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
         self._borrower: Generators | None = None  # whose state is in place
         self._lock = threading.RLock()
-        self.is_shared = False  # functions of other streams draw meanwhile: operations give generators back at once
+        self.is_shared = False  # functions of other streams draw meanwhile: operations return generators at once
 
     def share(self) -> None:
-        """Gives borrowed generators back at once from now on, since streams draw at the same time."""
+        """Returns borrowed generators at once from now on, since streams draw at the same time."""
         with self._lock:
             if not self.is_shared:
                 _watch_draws()
@@ -225,10 +225,10 @@ class Borrowed:
 
 BORROWED = Borrowed()  # those of this process
 
-# A key of PyTorch's dispatcher that nothing else uses. In a thread that includes it, operations that draw are called
-# through here; no other operation, and no other thread, is slower for it.
+# A key of PyTorch's dispatcher that is otherwise unused. In a thread that includes it, operations that draw are called
+# through here; other operations and other threads are not slowed down.
 _KEY = "TESTING_ONLY_GenericMode"
-# Parts of the names of operations that draw: to check each operation would take longer.
+# Parts of the names of operations that draw, since checking each operation would take longer.
 _NAME_PARTS = (
     *("attention", "bernoulli", "binomial", "cauchy", "dirichlet", "dropout", "exponential", "gamma", "geometric"),
     *("lstm", "gru", "rnn", "multinomial", "normal", "poisson", "rand", "rrelu", "sdp", "softmax_with", "uniform"),
@@ -237,7 +237,7 @@ _libraries: list[torch.library.Library] = []
 
 
 def drawing_operations() -> list[OpOverload]:
-    """PyTorch's operations that draw from a generator."""
+    """Returns PyTorch's operations that draw from a generator."""
     operations = []
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, qualified = name.partition("::")

@@ -1,4 +1,4 @@
-"""Converts sharding specs to placements, and local shards to the meta of the whole tensor."""
+"""The conversion of sharding specs to placements, and of local shards to the meta of the whole tensor."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,18 +12,18 @@ from monarch_nb.tensor.placement import place
 from monarch_nb.tensor.propagation import MeshLayout, Meta
 from monarch_nb.wire import counted
 
-# One entry for each dimension of a tensor: the mesh dimension it is sharded over, several of them, or None. Or one of
+# One entry for each dimension of a tensor: the mesh dimension that shards it, several of them, or None. Or one of
 # PyTorch's placements for each dimension of the mesh.
 ShardingSpec = Sequence[str | tuple[str, ...] | Placement | None] | Placement | None
 LocalTensors = torch.Tensor | Sequence[torch.Tensor] | ValueMesh[torch.Tensor]
 
 
 def placements_of(spec: object, layout: MeshLayout, ndim: int) -> tuple[Placement, ...]:
-    """The placements, one for each mesh dimension, that a sharding spec means for a tensor of `ndim` dimensions.
+    """Returns the placements, one for each mesh dimension, of a tensor of `ndim` dimensions with a sharding spec.
 
-    A spec has one entry for each dimension of the tensor: the name of the mesh dimension it is sharded over, a tuple of
+    A spec has one entry for each dimension of the tensor: the name of the mesh dimension that shards it, a tuple of
     several such names, or None. PyTorch's own placements (`[Shard(0), Replicate()]`, one for each mesh dimension) are
-    taken as they are; None alone replicates. Raises ValueError for what does not fit, TypeError for what is neither.
+    used directly; None alone replicates. Raises ValueError for a spec that does not fit, TypeError for other types.
     """
     if spec is None:
         return (Replicate(),) * len(layout.shape)
@@ -142,7 +142,7 @@ def put_together(parts: Sequence[torch.Tensor], layout: MeshLayout, placements: 
 
 
 def _ranks_along(layout: MeshLayout, dims: Sequence[int]) -> list[int]:
-    """The ranks along some dimensions of a mesh, at index 0 of the others."""
+    """Returns the ranks along some dimensions of a mesh, at index 0 of the others."""
     ranks = [0]
     for dim in dims:
         step = math.prod(layout.shape[dim + 1 :])

@@ -1,8 +1,8 @@
-"""Sends the operations on one mesh to its workers: numbered, in order, in batches, within a window.
+"""The stream of operations from the controller to the workers of one mesh: numbered, ordered, batched, in a window.
 
 Any thread may issue. Issuing appends to a queue, which is cheap. The queue is sent as a batch when it is long, when a
-caller waits for a result, and otherwise within a millisecond. All ranks reply to each batch, with the operations that
-failed there and the requested values.
+caller waits for a result, and otherwise within a millisecond. All ranks reply to each batch, with the failed operations
+and the requested values.
 """
 
 import logging
@@ -71,16 +71,16 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.ranks.streams import Stream as Lane
 
 BATCH_SIZE = 256  # commands that are sent without delay
-BATCH_PART = 64  # the same while the workers have less than two batches
+BATCH_PART = 64  # commands that are sent without delay while the workers have less than two batches
 FAILURE_WAIT_S = 2.0  # for the error of an operation whose results are lost
-NAMED_FAILURES, REMEMBERED_FAILURES = 3, 256  # further failures that an error names; failures stored by number
+NAMED_FAILURES, REMEMBERED_FAILURES = 3, 256  # the most further failures that an error names, and that are stored
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
 def _mark_unsent(items: Iterable[Item]) -> None:
-    """Notes that these commands do not run."""
+    """Records that these commands do not run."""
     for _, _, written in items:
         for record in written:
             record.written = UNSENT
@@ -118,14 +118,14 @@ class Stream:
         self.defined: dict[int, Define | Making] = {}  # plans that the workers have
         self.watcher: Recording | None = None
         self.makings = Makings()
-        self.noticed: set[str] = set()  # operations whose cost was warned of
+        self.noticed: set[str] = set()  # operations that were warned of
         self.quiet = True  # no flush is scheduled
         self.due = 0.0  # time of the scheduled flush, by the monotonic clock
         self._full = BATCH_PART  # length of the queue at which it may be sent without delay
         self.coalesces = False  # the queue is sent at the end of a block of the program
         self.lost: str | None = None  # why the tensors are lost, if they are
         self.has_failed = False  # an operation has failed, so that contents may be lost
-        self.heals = 0  # how many heals the stream has survived
+        self.heals = 0  # number of heals that the stream has survived
         self.viewed: weakref.WeakSet[LogicalMemory] = weakref.WeakSet()  # memory with views that can become stale
         self._send, self._group = send, group
         self._context: Context = current_runtime().context()
@@ -133,7 +133,7 @@ class Stream:
         self._batch_numbers, self._issued, self._bytes = count(), 0, 0  # batch numbers; operations and bytes sent
         # The ranks' choices for attention, by their arguments.
         self.kernels: dict[tuple[object, ...], int] = {}
-        self._checked_until = 0  # operations whose replies say that the group continues
+        self._checked_until = 0  # operations whose replies confirm the group
         self._over = -1  # the generation of process groups that has ended, or -1
         self._failed: dict[int, TensorError] = {}  # the latest failures, by operation
         self._unseen: dict[int, TensorError] = {}  # `apart` failures that were not fetched or reported
@@ -180,7 +180,7 @@ class Stream:
         self.issue((OBJECT, command), call_site())
 
     def handed_out(self, reference: Reference, operation: str) -> None:
-        """Notes another handle of a tensor, by `detach` or `alias`, which workers do not need."""
+        """Records another handle of a tensor, by `detach` or `alias`, which workers do not need."""
 
     def begin_cell(self) -> None:
         """Starts the records of another cell; sent with the next command."""
@@ -206,13 +206,13 @@ class Stream:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Sends what was issued. Blocks, interruptibly, while the window is exceeded."""
+        """Sends issued operations. Blocks, interruptibly, while the window is exceeded."""
         self.wait_for_window()
         with self._lock:
             held_back(self._send_batch)
 
     def repeat(self, command: tuple[object, ...], sites: CallSites, written: Sequence[WriteRecord]) -> None:
-        """Sends a command that runs many operations, after what was issued before. Does not wait for the window.
+        """Sends a command that runs many operations, after those issued before. Does not wait for the window.
 
         Raises ContentsLostError if the mesh is lost.
         """
@@ -233,7 +233,7 @@ class Stream:
         return self._batches.unanswered
 
     def flush_nowait(self) -> None:
-        """As `flush`, without blocking: reschedules what cannot be sent now."""
+        """As `flush`, without blocking: reschedules commands that cannot be sent now."""
         self.quiet = True
         if self.lost is not None or self.coalesces or self._is_over():
             return
@@ -243,19 +243,19 @@ class Stream:
             return
         try:
             self._send_batch()
-        except Exception:  # a broken mesh is reported where it is used next
+        except Exception:  # a broken mesh is reported at its next use
             logger.debug("a batch for %s could not be sent", self.title, exc_info=True)
         finally:
             self._lock.release()
 
     def sent(self) -> int:
-        """Sends what can be sent without waiting, and returns the number of operations sent so far."""
+        """Sends commands that can be sent without waiting, and returns the number of operations sent so far."""
         self.flush_nowait()
         with self._lock:  # another thread may be sending
             return self._issued
 
     def tick(self) -> None:
-        """Frees unreferenced tensors although nothing else is issued, and reports failures that nobody fetches."""
+        """Frees unreferenced tensors although nothing else is issued, and reports failures of unfetched results."""
         if self.held.ended and self.quiet:
             self.flush_nowait()
         reported, self._due = self._due, []
@@ -268,7 +268,7 @@ class Stream:
                 self._settle_replied()
             finally:
                 self._settling.release()
-        self._due = list(self._unseen)  # a program that fetches does it within a tick
+        self._due = list(self._unseen)  # a program that fetches results does so within a tick
 
     def _settle_replied(self) -> None:
         """Processes replies that have arrived, without acting on them."""
@@ -317,14 +317,14 @@ class Stream:
         finally:
             current.reset(token)
         self._full = BATCH_PART
-        future.watched += 1  # its error is raised where the mesh is used next
+        future.watched += 1  # its error is raised at the next use of the mesh
         when_done(future, self._on_reply)
         batch = CommandBatch(number, first, sites, first_byte, future)
         self._batches.append(batch)
         return batch
 
     def _on_reply(self, _: object) -> None:
-        if not self.quiet:  # if nothing is in flight, the ranks wait for the controller: larger batches help it
+        if not self.quiet:  # with nothing in flight the ranks wait for the controller, so larger batches help
             FLUSHER.schedule(self, 0.0 if self.in_flight and len(self.queue) >= BATCH_PART else WAIT_S, waits=False)
 
     def _exceeds_window(self) -> bool:
@@ -351,7 +351,7 @@ class Stream:
     # -- replies ----------------------------------------------------------------------------------------------------
 
     def _process_replies(self) -> None:
-        """Processes replies that have arrived, or soon will since the group has ended. Raises if the mesh is broken."""
+        """Processes replies that have arrived, or soon will if the group has ended. Raises if the mesh is broken."""
         while self._batches and (self._batches[0].future.done() or self._group.over >= 0):
             self._settle_up_to(self._batches[0])
         if self.lost is None:
@@ -359,7 +359,7 @@ class Stream:
         self._regroup_if_over()
 
     def _settle_up_to(self, batch: CommandBatch) -> ValueMesh[Receipt]:
-        """Waits for the replies to a batch and all earlier ones, and returns those to the batch."""
+        """Waits for the replies to a batch and all earlier ones; returns those to the batch."""
         with self._settling:
             while self._batches and self._batches[0].number < batch.number:
                 self._settle_up_to(self._batches[0])
@@ -434,9 +434,9 @@ class Stream:
             self._drop()
 
     def contents_after_heal(self, start: int, ranks: Mapping[int, Collection[int]], reason: str) -> StreamContents:
-        """Returns which tensors have contents after a heal, and marks the others as lost, for this reason.
+        """Returns the tensors that have contents after a heal; marks the others as lost, for this reason.
 
-        All surviving ranks have done the operations before `start`; `ranks` are the tensors that each of them holds.
+        All surviving ranks have run the operations before `start`; `ranks` are the tensors that each of them holds.
         """
         self._drop()
         self.free()
@@ -462,9 +462,9 @@ class Stream:
         return self.ask((OBJECT, command), "execute", [reference.writes for reference in written])
 
     def ask(self, command: tuple[object, ...], operation: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:
-        """Returns the value of a command by rank; blocks until all that was issued before has run.
+        """Returns the value of a command by rank; blocks until all earlier operations have run.
 
-        `request` names it in records. Raises TensorError for an operation that failed, DeviceMeshError if the
+        `operation` names it in records. Raises TensorError for an operation that failed, DeviceMeshError if the
         mesh is broken.
         """
         check_fetching()
@@ -489,7 +489,7 @@ class Stream:
             raise TensorError(lost[0].operation, None, lost, self.title)
 
     def failure(self, number: int) -> TensorError | None:
-        """The error of an operation that has failed on some rank, if that is known soon; it counts as seen."""
+        """Returns the error of an operation that failed on some rank, if known soon; it then counts as seen."""
         deadline = time.monotonic() + FAILURE_WAIT_S  # the reply of another stream may have been faster
         for batch in tuple(self._batches):
             if batch.first <= number:
@@ -500,9 +500,9 @@ class Stream:
         return self._failed.get(number)
 
     def requested(self, commands: Sequence[tuple[object, ...]], operation: str) -> Future[list[ValueMesh[Any]]]:
-        """Sends requests after what was issued, and returns their values by rank, once all of that has run.
+        """Sends requests after issued operations; returns the values by rank, once all of these have run.
 
-        Blocks only while the window is exceeded. The future raises as `ask`, but no failure of operations on which the
+        Blocks only while the window is exceeded. The future raises as `ask`, except failures of operations on which the
         requested values do not depend.
         """
         check_fetching()
@@ -555,7 +555,7 @@ class Stream:
     def _send_request(
         self, command: tuple[object, ...], site: CallSite | None, written: Sequence[WriteRecord]
     ) -> CommandBatch:
-        """Sends what was issued and a command, whose value is the last of the batch."""
+        """Sends issued operations and a command, whose value is the last of the batch."""
         self.wait_for_window()
         with self._lock:
             self.queue.append((command, site, written))
@@ -565,14 +565,14 @@ class Stream:
         return batch
 
     def synchronise(self) -> None:
-        """Blocks until all that was issued has run. Raises TensorError for an operation that failed."""
+        """Blocks until all issued operations have run. Raises TensorError for one that failed."""
         self.flush()
         while self._batches:
             self._settle_up_to(self._batches[0])
         self.raise_failures()
 
     def raise_unseen(self) -> None:
-        """Waits for all that was issued, and raises the first failure that nobody has fetched."""
+        """Waits for all issued operations, and raises the first failure whose result was not fetched."""
         self.synchronise()
         for number in tuple(self._unseen):
             raise self._unseen.pop(number)

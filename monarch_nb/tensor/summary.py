@@ -29,12 +29,12 @@ FileName = Callable[[str], str]
 class SourceLine(msgspec.Struct, frozen=True):
     """A line of the user's program; empty where it is not known."""
 
-    at: str = ""  # as people call it: `Cell In[3]:7`
+    at: str = ""  # the display name: `Cell In[3]:7`
     source: str = ""
 
 
 class TensorRow(msgspec.Struct, frozen=True):
-    """A tensor. `name` is a variable of the program, if there is one; `lost` says that its contents are lost."""
+    """A tensor. `name` is a variable of the program, if there is one; `lost`: its contents are lost."""
 
     number: int
     name: str
@@ -55,11 +55,11 @@ class Movement(msgspec.Struct, frozen=True):
     collective: str
     dimension: str
     count: int
-    nbytes: int  # that each rank puts in
+    nbytes: int  # input of each rank
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Number of times that a line has waited for the workers, and for what."""
+    """Number of times that a line has waited for the workers, and the awaited operation."""
 
     line: SourceLine
     what: str
@@ -69,13 +69,13 @@ class Wait(msgspec.Struct, frozen=True):
 class Busy(msgspec.Struct, frozen=True):
     """Seconds in which ranks moved shards along these dimensions of the mesh, or waited for others to."""
 
-    dimensions: str  # `data`, or `data and model` where it was along both at once
-    most: float  # on the rank that took longest
+    dimensions: str  # `data`, or `data and model` for both at once
+    most: float  # on the slowest rank
     least: float
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
-    """Bytes that processes have, or their devices: by rank."""
+    """Bytes of processes or of their devices, by rank."""
 
     allocated: tuple[int, ...]
     peak: tuple[int, ...]  # the most that was allocated so far
@@ -85,7 +85,7 @@ class MemoryUse(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """Summary of one mesh; times and counts are those of the cell that used it last.
 
-    `lost` says why all tensors are lost, if they are; `gone` is the number of lost tensors, also after a heal.
+    `lost` is the reason if all tensors are lost; `gone` is the number of lost tensors, also after a heal.
     """
 
     name: str
@@ -96,12 +96,12 @@ class Summary(msgspec.Struct, frozen=True):
     lost: str = ""
     gone: int = 0
     live: tuple[int, ...] = ()  # bytes on each rank, of at most RANKS
-    largest: int = 0  # bytes on the rank that has most
+    largest: int = 0  # bytes on the rank with the most
     rows: tuple[TensorRow, ...] = ()
     moved: tuple[Movement, ...] = ()
     waits: tuple[Wait, ...] = ()
     busy: tuple[Busy, ...] = ()
-    memory: MemoryUse | None = None  # None until ranks have answered
+    memory: MemoryUse | None = None  # None until ranks have replied
 
     @property
     def record(self) -> dict[str, object]:
@@ -115,14 +115,14 @@ Liner = Callable[["ProgramLine | None"], SourceLine]
 
 @lru_cache(maxsize=1024)
 def placement_of(meta: "Meta") -> Placement:
-    """The placement of a tensor with this meta."""
+    """Returns the placement of a tensor with this meta."""
     layout = meta.layout
     dtype = str(meta.dtype).removeprefix("torch.")
     return place(meta.shape, dtype, meta.dtype.itemsize, layout.names, layout.shape, meta.placements)
 
 
 def live_bytes(metas: "Iterable[Meta]", ranks: int) -> list[int]:
-    """Bytes on each rank of tensors with these metas, each with memory of its own."""
+    """Returns the bytes on each rank of tensors with these metas, each with memory of its own."""
     total = [0] * ranks
     for meta, count in Counter(metas).items():
         placement = placement_of(meta)
@@ -132,7 +132,7 @@ def live_bytes(metas: "Iterable[Meta]", ranks: int) -> list[int]:
 
 
 def memory_note(stream: "Stream", failures: "Sequence[Failure]") -> str:
-    """What the tensors of a mesh hold on the rank whose memory ran out, by name; "" if none did."""
+    """Returns the named tensors of a mesh on the rank whose memory ran out, as text; "" without such a failure."""
     full = next((failure for failure in failures if failure.held), None)
     if full is None:
         return ""
@@ -167,8 +167,8 @@ def summary_of(
 ) -> Summary:
     """Summarises the tensors of a mesh. `live`, `moved` and `waited` are the lists of its TensorTable.
 
-    `used` is the answers of its ranks, of which the times of this `cell` count. The contents of tensors in
-    `lost_numbers` are lost; those of all tensors if `lost` gives a reason.
+    `used` has the replies of the ranks, of which the times of this `cell` count. The contents of tensors in
+    `lost_numbers` are lost, or of all tensors if `lost` is a reason.
     """
     names = names or {}
     missing = {tensor.number for tensor in live if lost or tensor.number in lost_numbers}
@@ -214,7 +214,7 @@ def _memory(layout: "MeshLayout", used: Sequence[MemoryUsed]) -> MemoryUse:
 
 
 def moved_text(moved: Sequence[Movement]) -> str:
-    """The movements in one sentence: `the last cell moved 1.20 GB in 14 all-gathers; 9 of them from line 7`."""
+    """Returns the movements as a sentence: `the last cell moved 1.20 GB in 14 all-gathers; 9 of them from line 7`."""
     if not moved:
         return "the last cell moved nothing between ranks"
     kinds: Counter[str] = Counter()
@@ -230,7 +230,7 @@ def moved_text(moved: Sequence[Movement]) -> str:
 
 
 def busy_text(busy: Sequence[Busy]) -> str:
-    """Text about the time of collectives: `ranks were busy with it for 12.3 ms along data (the fastest 11.0 ms), …`."""
+    """Returns times of collectives: `ranks were busy with it for 12.3 ms along data (the fastest 11.0 ms), …`."""
     parts = [
         f"{seconds_text(entry.most)} along {entry.dimensions}"
         + (f" (the quickest {seconds_text(entry.least)})" if entry.least < 0.9 * entry.most else "")
@@ -240,12 +240,12 @@ def busy_text(busy: Sequence[Busy]) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """`12.3 ms`, `1.20 s`."""
+    """Returns `12.3 ms`, `1.20 s`."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
 def by_dimension(moved: Sequence[Movement]) -> list[tuple[str, str, int, int]]:
-    """Dimension of the mesh, collective, how many, bytes; the most bytes first."""
+    """Returns mesh dimension, collective, number and bytes, the most bytes first."""
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for movement in moved:
         count, nbytes = sums.get((movement.dimension, movement.collective), (0, 0))
@@ -277,7 +277,7 @@ def _liner(file_name: FileName) -> Liner:
 
 
 def _collective(name: str) -> str:
-    """Display name of a collective: all-gather, all-reduce."""
+    """Returns the display name of a collective: all-gather, all-reduce."""
     return (
         name.removesuffix("_")
         .removesuffix("_coalesced")

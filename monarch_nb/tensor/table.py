@@ -1,7 +1,7 @@
 """Records of the live tensors and collectives of one mesh, for displays.
 
-Written on the hot path, so that only existing objects are stored; everything else is computed on demand. Nothing here
-sends or waits.
+The records are written on the hot path, so only existing objects are stored; the rest is computed on demand. Nothing
+here sends or waits.
 """
 
 from collections import Counter
@@ -36,9 +36,9 @@ class LiveTensor:
 
 @dataclass(frozen=True)
 class Moved:
-    """Collectives of one kind that one line has issued since the record was cleared: how many, and their bytes.
+    """Collectives of one kind that one line has issued since the record was cleared: their number and bytes.
 
-    `nbytes` counts the input of each rank; of shards that differ in size, the largest.
+    `nbytes` counts the input of each rank, of the largest shard.
     """
 
     origin: ProgramLine | None
@@ -51,7 +51,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Synchronised:
-    """Number of times that a line has waited for the workers since the record was cleared, and for what (`item`, …)."""
+    """Number of waits of a line for the workers since the record was cleared, and the operation (`item`, …)."""
 
     origin: ProgramLine | None
     what: str
@@ -64,12 +64,12 @@ class TensorTable:
     def __init__(self) -> None:
         self.entries: dict[int, LiveEntry] = {}  # by number
         self._calls: Calls = Counter()
-        self._repeated: dict[int, tuple[Calls, int]] = {}  # those of compiled steps, and how often they ran
+        self._repeated: dict[int, tuple[Calls, int]] = {}  # those of compiled steps, and the numbers of their runs
         self._syncs: Counter[tuple[CallSite | None, str]] = Counter()
         self.cell = 0  # grows with each `clear`
 
     def moved(self, site: CallSite | None, plan: OperationPlan) -> None:
-        """Notes a call of a plan that has collectives."""
+        """Records a call of a plan that has collectives."""
         self._calls[site, plan.operation, plan.collectives] += 1
 
     @property
@@ -78,22 +78,22 @@ class TensorTable:
         return self._calls.copy()
 
     def moved_again(self, calls: Calls) -> None:
-        """Notes that a compiled step has made all these calls; they must not change."""
+        """Records that a compiled step has made all these calls, which must not change."""
         self._repeated[id(calls)] = (calls, self._repeated.get(id(calls), (calls, 0))[1] + 1)
 
     def synchronised(self, site: CallSite | None, operation: str) -> None:
-        """Notes that a line waits for the workers."""
+        """Records that a line waits for the workers."""
         self._syncs[site, operation] += 1
 
     def live(self) -> list[LiveTensor]:
-        """Tensors with handles, oldest first."""
+        """Returns tensors with handles, oldest first."""
         entries = tuple(self.entries.values())
         return [
             LiveTensor(entry.number, entry.meta, origin_of(entry.call_site)) for entry in entries if entry() is not None
         ]
 
     def movements(self) -> list[Moved]:
-        """Collectives by line since `clear`, in order of the first."""
+        """Returns collectives by line since `clear`, in order of the first."""
         by_line: dict[tuple[ProgramLine | None, str, str, str], tuple[int, int]] = {}
         total = self.calls
         for calls, times in tuple(self._repeated.values()):
@@ -107,7 +107,7 @@ class TensorTable:
         return [Moved(*key, *sums) for key, sums in by_line.items()]
 
     def synchronisations(self) -> list[Synchronised]:
-        """Waits by line since `clear`."""
+        """Returns waits by line since `clear`."""
         return list(self._waits())
 
     def _waits(self) -> Iterator[Synchronised]:

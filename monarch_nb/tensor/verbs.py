@@ -12,7 +12,7 @@ class RankFailed(msgspec.Struct, array_like=True, frozen=True):
     group: str
     generation: int
     rank: int  # in the group
-    ranks: tuple[int, ...]  # those that take part in the operation, in the group
+    ranks: tuple[int, ...]  # participants in the operation, in the group
     failure: Failure
     begun: int | None = None  # the first operation of the compiled step that contains it
 
@@ -43,16 +43,16 @@ class Interrupted(msgspec.Struct, array_like=True, frozen=True):
 
 
 class HowFar(msgspec.Struct, array_like=True, frozen=True):
-    """Asks how many operations of a stream a rank has done."""
+    """Asks a rank for the number of operations of a stream that it has run."""
 
     group: str
     stream: int
 
 
 class StreamProgress(msgspec.Struct, array_like=True, frozen=True):
-    """Number of operations done.
+    """Number of operations run.
 
-    `held` says why the rank cannot leave a generation that was ended; "" if it can.
+    `held` is the reason why the rank cannot leave a generation that was ended; "" if it can.
     """
 
     done: int
@@ -84,7 +84,7 @@ class MemoryUsed(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AskValues(msgspec.Struct, array_like=True, frozen=True):
-    """Asks for a rank's values of a tensor, after it has done `after` operations or a time-out.
+    """Asks for a rank's values of a tensor, after it has run `after` operations or a time-out.
 
     `edge` is the number of elements to send along each of the last two dimensions.
     """
@@ -100,8 +100,8 @@ class Values(msgspec.Struct, array_like=True, frozen=True):
     """A rank's values of a tensor; `state` is `there`, `coming` before an operation has made it, or `lost` with `why`.
 
     `corner` has the first elements, row by row, in the sizes `shape`; complex numbers as two floats. The statistics
-    cover all local elements: without NaN, and the mean without infinities. `behind` says that the rank has not done all
-    operations that were issued before.
+    cover all local elements: without NaN, and the mean without infinities. `behind`: the rank has not run all
+    operations issued before.
     """
 
     state: str

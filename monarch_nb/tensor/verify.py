@@ -1,4 +1,4 @@
-"""Compares the effects of a function on a mesh with those in one process."""
+"""The comparison of the effects of a function on a mesh with those in one process."""
 
 import io
 import pickle
@@ -19,9 +19,9 @@ from monarch_nb.wire import DISPATCH_TABLE, counted
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of a comparison; true if nothing differs.
+    """Result of a comparison; true without differences.
 
-    `tensors` were compared; `differences` say which differ and by how much. `random` says that random numbers were
+    `tensors` were compared; `differences` lists those that differ and by how much. `random`: random numbers were
     drawn, which differ on a mesh.
     """
 
@@ -101,7 +101,7 @@ class _Extractor(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has 
         self._names: dict[int, str] = {}
 
     def persistent_id(self, value: object) -> int | None:
-        """Index of a tensor or mesh; None for other values."""
+        """Returns the index of a tensor or mesh; None for other values."""
         if isinstance(value, torch.nn.Module):
             for name, parameter in value.named_parameters():
                 self._names.setdefault(id(parameter), name)
@@ -124,9 +124,9 @@ class _Restorer(pickle.Unpickler):
 
 
 def _twin(value: object) -> Any:
-    """A copy in which every sharded tensor is a local one, with its gradient, and every mesh stands for this process.
+    """Returns a copy with local tensors, with gradients, for sharded ones, and stand-ins of this process for meshes.
 
-    Blocks until tensors are here. Functions of the program's own modules are copied with their references. Raises
+    Blocks until tensors are fetched. Functions of the program's own modules are copied with their references. Raises
     TypeError or pickle.PicklingError for objects that cannot be copied.
     """
     data, objects = _extract(value)
@@ -134,7 +134,7 @@ def _twin(value: object) -> Any:
 
 
 def _tensors_in(value: object) -> list[tuple[str, torch.Tensor]]:
-    """All tensors that a value refers to, with parameter names, in the same order as for its twin."""
+    """Returns all tensors that a value refers to, with parameter names, in the same order as for its twin."""
     return [(name, item) for name, item in _extract(value)[1] if isinstance(item, torch.Tensor)]
 
 
@@ -154,7 +154,7 @@ def _extract(value: object) -> tuple[bytes, list[tuple[str, object]]]:
 
 
 def _home_of(value: object) -> ModuleType | None:
-    """The module to pickle by value: that of the function, unless that is done already."""
+    """Returns the module to pickle by value: that of the function, unless it is registered already."""
     function = value[0] if isinstance(value, tuple) and value and callable(value[0]) else None
     name = getattr(function, "__module__", None)
     if name is None or name == "__main__" or name.partition(".")[0] in ("torch", "monarch_nb"):
@@ -183,12 +183,12 @@ def _local_twin(value: object) -> object:
 def verify(
     function: Callable[..., object], *args: object, rtol: float = 1e-3, atol: float = 1e-5, **kwargs: object
 ) -> Verification:
-    """Runs the function on the mesh, and once more in this process on whole local copies of all that it refers to.
+    """Runs the function on the mesh, and again in this process on whole local copies of all that it refers to.
 
-    What it returns, and every tensor that its arguments and variables refer to afterwards (parameters, gradients, the
-    state of optimizers), is compared. The copy is of the state before; only the run on the mesh leaves its effects.
-    Blocks until both have ended, and needs the memory of the whole tensors here. Raises what the function raises on the
-    mesh; an error on the copies is a difference. Raises TypeError for what cannot be copied.
+    Its result, and every tensor that its arguments and variables refer to afterwards (parameters, gradients, the
+    state of optimizers), is compared. The copy is of the state before; only the run on the mesh keeps its effects.
+    Blocks until both have ended, and needs the memory of the whole tensors here. Raises errors of the function on the
+    mesh; an error on the copies is a difference. Raises TypeError for objects that cannot be copied.
     """
     lone, lone_args, lone_kwargs = _twin((function, args, kwargs))
     result = function(*args, **kwargs)

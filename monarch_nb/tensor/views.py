@@ -1,6 +1,6 @@
 """Views of sharded tensors, which share memory for the program but not always on the workers.
 
-A view that cuts a sharded dimension is a copy on the workers. It is made again when it is used after its base has
+A view that divides a sharded dimension is a copy on the workers. It is recreated when it is used after its base has
 changed, and writes to it are also written to its base.
 """
 
@@ -47,7 +47,7 @@ def record_views(plan: OperationPlan, inputs: Sequence[Reference], outputs: Sequ
 
 
 def make_again(stream: Stream, numbers: Iterable[int], site: CallSite | None) -> None:
-    """Makes stale views among these tensors again."""
+    """Recreates the stale views among these tensors."""
     for number in numbers:
         copied = stream.held.stale.pop(number, None)
         if copied is None:
@@ -139,8 +139,8 @@ def overlapping_inputs(
 ) -> list[T]:
     """Returns the tensors that an operation has to read from copies, since it writes to other elements of their memory.
 
-    Workers would not notice, or refuse a shard whose strides differ from those of the whole. `inputs` are the tensors
-    among the arguments, with their references and metas. Raises RuntimeError where local torch does. Raises
+    Workers would not notice, or would refuse a shard whose strides differ from those of the whole. `inputs` are the
+    tensors among the arguments, with their references and metas. Raises RuntimeError where local torch does. Raises
     ViewWriteError if copies change the result: local torch's then depends on the order of its kernel.
     """
     shares = Counter(id(reference.memory) for _, reference, _ in inputs if reference.memory is not None)
@@ -173,7 +173,7 @@ def overlapping_inputs(
             if reference.memory is target.memory and id(tensor) not in targets and bool(real[id(tensor)].any())
         ]
         for shared in (True, False):
-            torch.default_generator.manual_seed(0)  # alone: torch.manual_seed would seed all meshes
+            torch.default_generator.manual_seed(0)  # only this generator: torch.manual_seed would seed all meshes
             real, written = _real_tensors(plan, inputs, size, target.memory, shared)
             try:
                 func(*_replace_real(args, real), **_replace_real(kwargs, real))
@@ -239,7 +239,7 @@ def _replace_real(values: Tree, real: dict[int, torch.Tensor]) -> Tree:
 
 
 def _end(reference: Reference, meta: Meta) -> int:
-    """End of a tensor in its shared memory in bytes; the start if it has no elements."""
+    """Returns the end of a tensor in its shared memory in bytes; the start if it has no elements."""
     if 0 in meta.shape:
         return reference.offset
     last = sum((size - 1) * step for size, step in zip(meta.shape, meta.stride, strict=True))
@@ -300,7 +300,7 @@ def _overlap(references: Sequence[Reference]) -> bool:
 
 
 def share(view: Reference, source: Reference, offset: int, copied: Copied | None) -> None:
-    """Records that a tensor shows memory of `source`, at an offset from it, with elements that may be older."""
+    """Records that a tensor shares memory of `source`, at an offset from it, with elements that may be older."""
     if source.memory is None:
         source.memory = LogicalMemory()
     view.memory, view.is_view, view.offset = source.memory, True, source.offset + offset
@@ -319,7 +319,7 @@ def make_stale(stream: Stream, memory: LogicalMemory, exempt: Reference | None =
 
 
 def _write_back_plan(reference: Reference) -> OperationPlan:
-    """The plan that writes a copied view back to its base."""
+    """Returns the plan that writes a copied view back to its base."""
     stream = reference.stream
     assert reference.copied is not None
     base, steps = reference.copied

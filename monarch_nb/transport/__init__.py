@@ -1,4 +1,4 @@
-"""Sockets, keys, memory files and threads: carries out what `routing` decides. Nothing here unpickles."""
+"""Sockets, keys, memory files and threads: carries out the decisions of `routing`. Nothing here unpickles."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The ways to write to a peer: a socket dialled by us, or the connection that the peer dialled."""
+"""The ways to write to a peer: a socket dialled by this process, or the connection that the peer dialled."""
 
 import threading
 from collections import deque
@@ -19,21 +19,21 @@ _POLLIN = int(zmq.POLLIN)
 _POLLOUT = int(zmq.POLLOUT)
 _MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
 _LAST = int(zmq.NOBLOCK)
-COPY_BELOW = 256 * 1024  # bytes; larger frames are lent to the I/O thread, which costs a note to be sent back
+COPY_BELOW = 256 * 1024  # bytes; larger frames are lent to the I/O thread, which costs a notification
 
 
 class FrameSink(Protocol):
-    """Somewhere to write a multipart message. Called under the peer's lock; never blocks."""
+    """A sink for multipart messages. Called under the peer's lock; never blocks."""
 
     def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
-        """Queue one message. Raises zmq.Again if there is no connection to put it into."""
+        """Queues one message. Raises zmq.Again without a connection for it."""
 
     def close(self, linger_ms: int) -> None:
-        """Stop using it; what is queued may leave within `linger_ms`."""
+        """Closes the sink; queued messages may leave within `linger_ms`."""
 
 
 def write_parts(socket: Socket, frame0: bytes, frames: Sequence[Any]) -> None:
-    """Write one multipart message to a socket without a high-water mark."""
+    """Writes one multipart message to a socket without a high-water mark."""
     if not frames:
         _send(socket, frame0, _LAST, True, False)
         return
@@ -44,7 +44,7 @@ def write_parts(socket: Socket, frame0: bytes, frames: Sequence[Any]) -> None:
 
 
 class DialledChannel:
-    """Our own DEALER, connected to the peer's listening socket."""
+    """A DEALER of this process, connected to the peer's listening socket."""
 
     __slots__ = ("_closed", "_fd", "_monitor", "_reader", "socket")
 
@@ -56,33 +56,33 @@ class DialledChannel:
         self._closed = False
 
     def listen(self, callback: Callable[[], bool]) -> None:
-        """Have `callback` called on the reader thread when the peer answers on this connection."""
+        """Calls `callback` on the reader thread when the peer answers on this connection."""
         self._reader.watch(self._fd, callback)
         self._reader.read_again(self._fd)
 
     def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
-        """Write straight to the socket."""
+        """Writes directly to the socket."""
         try:
             write_parts(self.socket, frame0, frames)
         except zmq.Again:
-            # While it sends, libzmq looks for new connections only once in about a millisecond; EVENTS looks at once.
+            # While it sends, libzmq checks for new connections only about once a millisecond; EVENTS checks at once.
             if not self._events() & _POLLOUT:
                 raise
             write_parts(self.socket, frame0, frames)
-        self._events()  # also where the peer has a connection of its own: once restarted, it may answer on this one
+        self._events()  # also if the peer has its own connection: once restarted, it may answer on this one
 
     def _events(self) -> int:
         events: Any = _get(self.socket, _EVENTS)
-        if events & _POLLIN:  # the signal that something can be read has been taken: the reader would sleep on
+        if events & _POLLIN:  # reading EVENTS has cleared the signal of a readable message: the reader would sleep on
             self._reader.read_again(self._fd)
         return int(events)
 
     def read(self) -> tuple[bytes, list[Frame]] | None:
-        """One message from the peer, if there is one."""
+        """Returns one message from the peer, if there is one."""
         return None if self._closed else read_dealer(self.socket)
 
     def close(self, linger_ms: int) -> None:
-        """Close the socket."""
+        """Closes the socket."""
         self._closed = True
         self._reader.unwatch(self._fd)
         if self._monitor is not None:
@@ -91,7 +91,7 @@ class DialledChannel:
 
 
 class InboundChannel:
-    """The peer's connection to our ROUTER, which only the reader thread may touch: others hand it their messages."""
+    """The peer's connection to our ROUTER, which only the reader thread may use: others pass it their messages."""
 
     __slots__ = ("_closed", "_fd", "_lost", "_queue", "_reader", "_reroute", "_router", "_routing_id")
 
@@ -112,7 +112,7 @@ class InboundChannel:
         self._closed = False
 
     def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
-        """Write at once on the reader thread, else leave it to that thread."""
+        """Writes at once on the reader thread, else leaves the message to that thread."""
         self._queue.append((frame0, frames))
         if threading.get_ident() != self._reader.ident:
             self._reader.call_soon(self._leave)
@@ -121,9 +121,9 @@ class InboundChannel:
             raise zmq.Again
 
     def _leave(self) -> None:
-        """Write what others left; without the peer's lock."""
+        """Writes messages that others left; without the peer's lock."""
         if not self._flush():
-            # Before anything else is read: a later word of the peer, which has dialled again, must come after it.
+            # Before anything else is read: a later frame of the peer, which has dialled again, must follow it.
             self._lost()
             self._reroute()
 
@@ -137,16 +137,16 @@ class InboundChannel:
                 frame0, frames = self._queue.popleft()
                 try:
                     _send(self._router, self._routing_id, _MORE, True, False)
-                except zmq.ZMQError:  # EHOSTUNREACH: it is gone; the link keeps the frames until the peer dials again
+                except zmq.ZMQError:  # EHOSTUNREACH: the peer is gone; the link keeps the frames until it dials again
                     self._queue.clear()
                     return False
                 write_parts(self._router, frame0, frames)
             return True
         finally:
-            self._reader.read_again(self._fd)  # the write may have taken the signal that something can be read
+            self._reader.read_again(self._fd)  # the write may have cleared the signal of a readable message
 
     def close(self, linger_ms: int) -> None:
-        """Forget what was not yet written."""
+        """Drops messages that are not written yet."""
         self._flush_last()
         self._closed = True
         self._queue.clear()

@@ -1,4 +1,4 @@
-"""The time of this machine, and what is done later: one sleeping thread per process, started when first needed."""
+"""The time of this machine, and delayed calls: one sleeping thread per process, started when first needed."""
 
 import heapq
 import itertools
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 def repeat(
     schedule: Callable[[float, Callable[[], object]], object], seconds: float, function: Callable[[], bool]
 ) -> None:
-    """Runs `function` by a clock's `later`, each `seconds`, for as long as it returns True."""
+    """Runs `function` by a clock's `later`, every `seconds`, while it returns True."""
 
     def again() -> None:
         if function():
@@ -23,7 +23,7 @@ def repeat(
 
 
 class ThreadClock:
-    """Runs short functions at a time, on a thread of its own; they must not block."""
+    """Runs short functions at given times, on a thread of its own; they must not block."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -34,7 +34,7 @@ class ThreadClock:
 
     @staticmethod
     def monotonic() -> float:
-        """Seconds since some moment; never goes back."""
+        """Returns the seconds since some moment; never decreases."""
         return time.monotonic()
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
@@ -49,11 +49,11 @@ class ThreadClock:
             self._changed.notify()
 
     def every(self, seconds: float, function: Callable[[], bool]) -> None:
-        """Runs `function` each `seconds` for as long as it returns True."""
+        """Runs `function` every `seconds` while it returns True."""
         repeat(self.later, seconds, function)
 
     def close(self) -> None:
-        """Forgets everything; ends the thread."""
+        """Drops all delayed calls; ends the thread."""
         with self._changed:
             self._closed = True
             self._heap.clear()

@@ -1,4 +1,4 @@
-"""The connection to a peer that its link writes to: dialled by us, or by the peer; lost, and had again."""
+"""The connection to a peer that its link writes to: dialled by this process or the peer, and renewed after a loss."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from monarch_nb.transport.streams import Message, UnixStream
 from monarch_nb.wire import Frame
 
 _FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.5  # seconds between two attempts to reach a process of this host
-_STARVED_S = 5.0  # without a descriptor for a connection: what should go over it fails
+_STARVED_S = 5.0  # without a descriptor for a connection, after which its messages fail
 
 
 class Connection:
-    """Carries out what a link wants written. All methods are called under the peer's lock."""
+    """Executes the writes of a link. All methods are called under the peer's lock."""
 
     def __init__(
         self,
@@ -30,28 +30,28 @@ class Connection:
         keep_time: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`dial` opens a connection, or gives None while nobody listens; `readable` reads one of ZeroMQ's.
+        """`dial` opens a connection, or returns None while nobody listens; `readable` reads one of ZeroMQ's.
 
-        `keep_time` has the link ticked.
+        `keep_time` starts the link's ticks.
         """
         self._link = link
         self._dial, self._readable, self._keep_time, self._clock = dial, readable, keep_time, clock
         self.channel: FrameSink | None = None
-        self._theirs: UnixStream | None = None  # inside the host: dialled by the peer, though we dial it too
-        self._starved: tuple[float, str] | None = None  # since when no descriptor is left to dial it, and the error
-        self._again_at = 0.0  # not before is it dialled again
+        self._theirs: UnixStream | None = None  # inside the host: dialled by the peer, although also dialled from here
+        self._starved: tuple[float, str] | None = None  # start of the lack of descriptors, and the error
+        self._again_at = 0.0  # the earliest time of the next attempt
         self._pause = _FIRST_PAUSE
         self._aim(endpoint)
 
     def _aim(self, endpoint: str) -> None:
-        self.endpoint = endpoint  # where we dial it; "": it dials us
+        self.endpoint = endpoint  # address to dial; "": the peer dials this process
         self.over_tcp = endpoint.startswith("tcp:")
-        self.inside = endpoint.startswith("ipc:")  # we dial it by a unix socket
+        self.inside = endpoint.startswith("ipc:")  # dialled by a unix socket
 
     # dialling
 
     def open(self) -> FrameSink | None:
-        """Dial; None where the peer dials us, or cannot be reached just now. Raises TransportError."""
+        """Dials; None if the peer dials this process, or cannot be reached now. Raises TransportError."""
         if not self.endpoint:
             return None
         if self.inside:
@@ -85,7 +85,7 @@ class Connection:
         return channel
 
     def _answer_there(self, now: float) -> FrameSink | None:
-        """Write to the connection that the peer has dialled: it has no descriptor for ours, or we have none."""
+        """Writes to the connection that the peer has dialled: one side has no descriptor for ours."""
         if self._theirs is None or self._theirs.closed:
             return None
         self.channel = self._theirs
@@ -93,7 +93,7 @@ class Connection:
         return self.channel
 
     def reach(self) -> FrameSink | None:
-        """Dial, and raise nothing: while no descriptors are left there is no connection."""
+        """Dials without raising: while no descriptors are left there is no connection."""
         if self.inside and self._clock() < self._again_at:
             return None
         try:
@@ -114,7 +114,7 @@ class Connection:
         return reason
 
     def dial_at(self, endpoint: str) -> None:
-        """Has the peer dialled by us, at `endpoint`."""
+        """Dials the peer from now on, at `endpoint`."""
         channel, self.channel = self.channel, None
         if isinstance(channel, DialledChannel):
             channel.close(0)
@@ -124,16 +124,16 @@ class Connection:
     # connections that the peer has dialled
 
     def attach(self, channel: FrameSink, *, unreachable: bool) -> None:
-        """The peer has dialled us, perhaps again: answer there, unless we dial it, or it is gone."""
+        """Uses a connection that the peer has dialled, perhaps again, unless this process dials it, or it is gone."""
         if not self.endpoint and not unreachable:
             if isinstance(self.channel, InboundChannel):
-                self.channel.close(0)  # what it has not written is kept: whoever dials says first what is lacking
+                self.channel.close(0)  # unwritten frames are kept: the dialling side first reports missing ones
             self.channel = channel
         elif type(channel) is UnixStream and not isinstance(self.channel, DialledChannel):
             self._theirs = channel
 
     def cut(self, stream: UnixStream) -> bool:
-        """A connection inside the host is gone; whether it was the one to write to."""
+        """Records that a connection inside the host is gone; returns whether it was the one to write to."""
         if self._theirs is stream:
             self._theirs = None
         if self.channel is not stream:
@@ -145,13 +145,13 @@ class Connection:
         return True
 
     def close(self, linger_ms: int) -> None:
-        """Hang up."""
+        """Closes the connection."""
         channel, self.channel = self.channel, None
         if channel is not None:
             channel.close(linger_ms)
 
     def read(self, limit: int) -> list[Message]:
-        """At most `limit` messages that have come on the connection that we have dialled."""
+        """Returns at most `limit` messages that have arrived on the connection that this process has dialled."""
         channel, messages = self.channel, list[Message]()
         while isinstance(channel, DialledChannel) and len(messages) < limit and (message := channel.read()) is not None:
             messages.append(message)
@@ -160,7 +160,7 @@ class Connection:
     # writing
 
     def put(self, channel: FrameSink, frame0: bytes, frames: Sequence[Frame], may_wait: bool) -> UnixStream | None:
-        """Write one message, or take it in for a `push`: of the stream that it gives, without the lock."""
+        """Writes one message, or queues it in the stream that it returns, for a `push` without the lock."""
         try:
             if type(channel) is UnixStream:
                 return channel if channel.put(frame0, frames, may_wait=may_wait) else None
@@ -170,21 +170,21 @@ class Connection:
         return None
 
     def write(self, channel: FrameSink, frame0: bytes, frames: Sequence[Frame]) -> None:
-        """Write one message at once; the link keeps it if the connection has just gone."""
+        """Writes one message at once; the link keeps it if the connection is gone."""
         try:
             channel.write(frame0, frames)
         except zmq.Again:
             self.lost(channel)
 
     def lost(self, channel: FrameSink) -> None:
-        """Notes that a channel could not be written to; whoever watches it will report that too."""
+        """Records that a channel could not be written to; its watcher will report that too."""
         self._link.disconnected(self._clock())
         if type(channel) is UnixStream and self.channel is channel:
             self.channel = None
             channel.close(0)
 
     def transmit(self, actions: Sequence[Action[Item]]) -> list[Action[Item]]:
-        """Write what is to be written, in order; gives the other actions, which are carried out without the lock."""
+        """Executes writes, in order; returns the other actions, which are executed without the lock."""
         rest = []
         for action in actions:
             if type(action) is Transmit:

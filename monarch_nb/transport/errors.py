@@ -1,4 +1,4 @@
-"""Errors between processes; their texts say what to do next."""
+"""Errors between processes, whose texts include the remedy."""
 
 import contextlib
 import errno
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 
 class TransportError(RuntimeError):
-    """A message could not be handed to the network."""
+    """A message could not be passed to the network."""
 
 
 class UnreachableError(TransportError):
-    """The destination is gone, or nobody here knows a way to it."""
+    """The destination is gone, or no route to it is known."""
 
 
 class TrustError(TransportError):
@@ -30,12 +30,12 @@ _NONE_LEFT = "no file descriptors left for"
 
 
 def lost_here(reason: str) -> TransportError:
-    """The error of what this process could not take in, from the reason that its transport gave."""
+    """Returns the error for data that this process could not receive, from the reason of its transport."""
     return (DescriptorLimitError if reason.startswith(_NONE_LEFT) else TransportError)(reason)
 
 
 def descriptor_limit(doing: str) -> DescriptorLimitError:
-    """The error for EMFILE/ENFILE while `doing`, naming the limit and how to raise it."""
+    """Returns the error for EMFILE/ENFILE while `doing`, with the limit and how to raise it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return DescriptorLimitError(
         f"{_NONE_LEFT} {doing}: this process may have {soft} open (hard limit {hard}). "
@@ -46,7 +46,7 @@ def descriptor_limit(doing: str) -> DescriptorLimitError:
 
 @contextlib.contextmanager
 def descriptors_for(doing: str) -> Iterator[None]:
-    """Raises DescriptorLimitError where what is done inside finds no descriptors left."""
+    """Raises DescriptorLimitError if the block runs out of descriptors."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Keeps Ctrl-C, and exceptions thrown into threads, out of the few lines that must run whole.
+"""Keeps Ctrl-C, and exceptions thrown into threads, out of short sections that must run whole.
 
 A KeyboardInterrupt may be raised between any two bytecodes of the main thread, hence between two parts of one message.
-While a section runs there, SIGINT's handler is ours and only takes a note; on leaving, the handler that was there
-before (whoever installed it, whenever) is back and is called once. Swapping costs 0.5 µs; masking the signal would
-not help, since the kernel hands it to any other thread and Python still runs the handler in the main one.
+While a section runs there, SIGINT's handler is ours and only records the signal; on leaving, the previous handler
+(whoever installed it, whenever) is restored and called once. Swapping costs 0.5 µs; masking the signal would
+not help, since the kernel delivers it to any other thread and Python still runs the handler in the main one.
 """
 
 import _thread
@@ -23,9 +23,9 @@ from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_signal = import_module("_signal")  # the C functions: those of `signal` cost ten times as much, for their enums
+_signal = import_module("_signal")  # the C functions; those of `signal` cost ten times as much, due to enums
 _SIGINT: int = _signal.SIGINT
-AGAIN_S = 0.003  # after which a thread that must not be interrupted is looked at again
+AGAIN_S = 0.003  # after which a thread that must not be interrupted is checked again
 _swap = _signal.signal
 _current = _signal.getsignal
 _main = threading.main_thread()
@@ -39,16 +39,16 @@ def _note(signum: int, frame: FrameType | None) -> None:
 
 
 class _Guard:
-    """One thread's section: whoever wants to throw into the thread takes `lock` first."""
+    """One thread's section: a thrower into the thread takes `lock` first."""
 
     __slots__ = ("__weakref__", "deferred", "holding", "inside", "lock", "main", "outer")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.outer = threading.RLock()  # of what is held back for longer; taken before `lock`
+        self.outer = threading.RLock()  # for longer sections; taken before `lock`
         self.inside = self.holding = False
         self.main = threading.current_thread() is threading.main_thread()
-        self.deferred: type[BaseException] | None = None  # thrown by the thread itself, while it holds interrupts back
+        self.deferred: type[BaseException] | None = None  # thrown by the thread itself while it holds interrupts back
 
 
 class _Guards(threading.local):
@@ -70,7 +70,7 @@ def inside() -> bool:
 
 
 def uninterrupted(function: Callable[..., T], *args: object) -> T:
-    """Call `function(*args)` with interrupts held back until it has returned. Must be short and must not block."""
+    """Calls `function(*args)` with interrupts held back until it has returned. Must be short and must not block."""
     guard = _guards.guard
     if guard.inside:
         return function(*args)
@@ -79,7 +79,7 @@ def uninterrupted(function: Callable[..., T], *args: object) -> T:
 
 
 def _noting(run: Callable[..., T], guard: _Guard, function: Callable[..., object], args: tuple[object, ...]) -> T:
-    """Runs it with SIGINT only noted, where its handler is Python's, which is called once afterwards."""
+    """Calls the function; SIGINT is only recorded if its handler is Python's, which is called once afterwards."""
     handler = _current(_SIGINT) if guard.main else None
     if not callable(handler):  # ignored, deadly, or not Python's: nothing of it runs between bytecodes
         return run(guard, function, *args)
@@ -105,7 +105,7 @@ def _whole(guard: _Guard, function: Callable[..., T], *args: object) -> T:
 
 
 def _take(lock: Any) -> None:
-    """Takes an RLock. From Python 3.14 on, `with lock:` may raise what was thrown before, and keep the lock."""
+    """Takes an RLock. From Python 3.14 on, `with lock:` may raise an exception thrown before, and keep the lock."""
     try:
         lock.acquire()
     except BaseException:
@@ -115,9 +115,9 @@ def _take(lock: Any) -> None:
 
 
 def held_back(function: Callable[..., T], *args: object) -> T:
-    """Call `function(*args)` with interrupts held back until it has returned, so that it is done whole.
+    """Calls `function(*args)` with interrupts held back until it has returned, so that it runs whole.
 
-    Unlike `uninterrupted` it may send and take locks; it must not wait for answers, as Ctrl-C does not end that here.
+    Unlike in `uninterrupted`, it may send and take locks; it must not wait for answers, since Ctrl-C does not end that.
     """
     guard = _guards.guard
     if guard.inside or guard.holding:
@@ -143,8 +143,8 @@ def _throw_deferred(guard: _Guard) -> None:
     _set_async_exc(threading.get_ident(), exception)
 
 
-# Modules that change state of the whole process, or of the thread, for as long as they run: modes of dispatch that are
-# entered and left, tables of weak references, code that is compiled. And what C++ calls back to, which may not raise.
+# Modules that change state of the whole process, or of the thread, while they run: modes of dispatch that are
+# entered and left, tables of weak references, compiled code. And callbacks of C++, which may not raise.
 _WHOLE = (
     "torch._",  # _ops, _subclasses, _dynamo, _inductor, _functorch, _library, _guards…
     "torch.autograd",
@@ -164,11 +164,11 @@ _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "monarch_nb"
 
 
 def must_run_whole(frame: FrameType | None) -> bool:
-    """Returns whether an exception that is raised in this frame would cut through what others rely on.
+    """Returns whether an exception that is raised in this frame would break the state of modules.
 
-    It would in a function of the modules above, in what such a function has called (a context manager of Python's), in
-    the callback of a weak reference and in a finalizer, where it would be lost besides. It would not in code of the
-    program, whoever has called that: errors are raised there anyway, and PyTorch is prepared for them.
+    It would in a function of the modules above, in functions that such a function has called (Python's context
+    managers), in the callback of a weak reference and in a finalizer, where it would also be lost. It would not in code
+    of the program, whoever has called it: errors are raised there anyway, and PyTorch is prepared for them.
     """
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
@@ -181,25 +181,25 @@ def must_run_whole(frame: FrameType | None) -> bool:
 
 
 def throw_into(thread: int, exception: type[BaseException]) -> bool:
-    """Raise `exception` in another thread (its ident), where it is in code that an exception may end.
+    """Raises `exception` in another thread (its ident) if it is in code that an exception may end.
 
-    Where it is not, nothing is done, and this is False: the caller tries again a little later. It does not block.
+    Otherwise nothing is done, and the result is False: the caller tries again a little later. It does not block.
 
-    Python raises a thrown exception when the thread next looks for one: in the frame that is looked at here, since it
-    is thrown only if the thread is still there, and nothing runs between that look and the throw. Where the thread was
-    in a C function, it is raised behind it, or at the start of the first Python function that this calls: before
-    anything was begun that would have to be undone.
+    Python raises a thrown exception when the thread next checks for one: in the frame that is checked here, since the
+    exception is thrown only if the thread is still there, and nothing runs between that check and the throw. If the
+    thread was in a C function, it is raised behind it, or at the start of the first Python function that this calls:
+    before anything was begun that would have to be undone.
     """
     guard = _by_thread.get(thread)
     own = thread == threading.get_ident()
-    if own and guard is not None and guard.holding:  # it delivers messages itself, as in a memory network
+    if own and guard is not None and guard.holding:  # the thread delivers messages itself, as in a memory network
         guard.deferred = exception
         return True
     locks = [] if guard is None else [guard.outer, guard.lock]
     acquired = []
     try:
         for lock in locks:
-            if not lock.acquire(blocking=False):  # a section there must run whole, too
+            if not lock.acquire(blocking=False):  # sections of that thread must run whole, too
                 return False
             acquired.append(lock)
         frame = sys._current_frames().get(thread)
@@ -215,7 +215,7 @@ def throw_into(thread: int, exception: type[BaseException]) -> bool:
 
 
 def _throw_if_there(thread: int, frame: FrameType, exception: type[BaseException]) -> bool:
-    """Throws where the thread is in that very frame. All in one C call: no other thread runs meanwhile."""
+    """Throws if the thread is in that very frame. All in one C call: no other thread runs meanwhile."""
     looked = map(operator.itemgetter(thread), iter(sys._current_frames, None))
     frames = filter(partial(operator.is_, frame), islice(looked, 1))
     at_once: Iterator[tuple[object, int]] = zip(
@@ -225,7 +225,7 @@ def _throw_if_there(thread: int, frame: FrameType, exception: type[BaseException
     gc.disable()  # finalizers are Python code
     try:
         return [threads for _, threads in list(at_once)] == [1]
-    except KeyError:  # it has ended
+    except KeyError:  # the thread has ended
         return False
     finally:
         if collects:
@@ -233,7 +233,7 @@ def _throw_if_there(thread: int, frame: FrameType, exception: type[BaseException
 
 
 def interrupt_program(signum: int, frame: FrameType | None) -> None:
-    """A handler of SIGINT as Python's own, but where the main thread is in code that must run whole: a little later."""
+    """Handles SIGINT as Python's handler, but delays it while the main thread is in code that must run whole."""
     if must_run_whole(frame):
         _thread.start_new_thread(_interrupt_again, ())  # takes no lock that the thread may hold
         return
@@ -246,7 +246,7 @@ def _interrupt_again() -> None:
 
 
 def take_back() -> None:
-    """An exception that was thrown into the calling thread and has not been raised yet is not raised any more."""
+    """Cancels an exception that was thrown into the calling thread and has not been raised yet."""
     _set_async_exc(threading.get_ident(), ctypes.py_object())
     calm()
 
@@ -256,17 +256,17 @@ class _Calm(BaseException):
 
 
 def calm() -> None:
-    """No thread looks for thrown exceptions but the one that has one, which looks when it next runs Python.
+    """Stops all threads from checking for thrown exceptions, except one with such an exception, which it raises next.
 
-    Until Python 3.12 all threads look at each call and loop, from when an exception was thrown or taken back to when
-    one is raised; and a thread that is traced, by a debugger, looks for ever and does not go on.
+    Until Python 3.12 all threads check at each call and loop, from when an exception was thrown or cancelled to when
+    one is raised; and a thread that is traced, by a debugger, checks forever and does not continue.
     """
     if sys.version_info < (3, 12):
         uninterrupted(_raise_calm)  # nobody throws anything else into this thread meanwhile
 
 
 def _raise_calm() -> None:
-    for _ in range(2):  # what was thrown into this thread before is raised here
+    for _ in range(2):  # exceptions thrown into this thread earlier are raised here
         pass
     thread = threading.get_ident()
     try:

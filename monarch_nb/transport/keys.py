@@ -35,18 +35,18 @@ class Keys:
 
     @classmethod
     def create(cls) -> "Keys":
-        """A new pair, kept nowhere."""
+        """Returns a new pair, stored nowhere."""
         return cls(*zmq.curve_keypair())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Keys":
-        """Read a key file. Raises TrustError if others could have read it, FileNotFoundError if it is not there."""
+        """Reads a key file. Raises TrustError if others could have read it, FileNotFoundError without a file."""
         file_path = Path(path)
         with descriptors_for(f"the key file {file_path}"):
             fd = os.open(file_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb") as file:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):  # a pipe that somebody put there would be waited for
+            if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait
                 raise TrustError(f"the key file {file_path} is not a file")
             if status.st_uid != os.geteuid():
                 raise TrustError(f"the key file {file_path} belongs to another user (uid {status.st_uid})")
@@ -57,7 +57,7 @@ class Keys:
 
     @classmethod
     def from_text(cls, text: bytes, source: str = "the given text") -> "Keys":
-        """The pair of a key file's content. Raises TrustError if it is none."""
+        """Returns the pair of a key file's content. Raises TrustError for other content."""
         lines = text.split(b"\n")
         try:
             title, public, secret = lines[0], lines[1].strip(), lines[2].strip()
@@ -68,11 +68,11 @@ class Keys:
         return cls(public, secret)
 
     def to_text(self) -> bytes:
-        """The content of a key file, for a launcher's own secret channel."""
+        """Returns the content of a key file, for a launcher's own secret channel."""
         return b"\n".join([_TITLE.encode(), self.public, self.secret, b""])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the pair to `path` (mode 0600) in place of what is there, at once or not at all. Raises OSError."""
+        """Writes the pair to `path` (mode 0600), replacing any file there, whole or not at all. Raises OSError."""
         draft = self._draft(Path(path))
         try:
             os.replace(draft, path)
@@ -81,7 +81,7 @@ class Keys:
             raise
 
     def _draft(self, path: Path) -> Path:
-        """A new file beside `place`, with the pair."""
+        """Creates a file beside `path`, with the pair."""
         draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -96,7 +96,7 @@ class Keys:
 
     @classmethod
     def load_or_create(cls, path: str | os.PathLike[str]) -> "Keys":
-        """The pair in `path`; if there is no such file, a new pair is made and kept there (mode 0600).
+        """Returns the pair in `path`; without such a file, creates a new pair and stores it there (mode 0600).
 
         Processes may do this at the same time: all get the same pair.
         """
@@ -106,7 +106,7 @@ class Keys:
         file_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = cls.create()._draft(file_path)
         try:
-            with contextlib.suppress(FileExistsError):  # somebody else was first: theirs it is
+            with contextlib.suppress(FileExistsError):  # another process was first, and its pair counts
                 os.link(draft, file_path)
         finally:
             os.unlink(draft)
@@ -114,9 +114,9 @@ class Keys:
 
 
 def require_keys(endpoint: str, keys: Keys | None, insecure_loopback: bool) -> None:
-    """Raise TrustError unless this TCP endpoint may be used with these keys.
+    """Raises TrustError unless this TCP endpoint may be used with these keys.
 
-    Without keys only addresses of this machine itself (127.0.0.0/8, ::1) may be, and only with `insecure_loopback`.
+    Without keys only addresses of this machine itself (127.0.0.0/8, ::1) may be used, with `insecure_loopback`.
     """
     if keys is not None or not endpoint.startswith("tcp://"):
         return
@@ -130,5 +130,5 @@ def _is_loopback(endpoint: str) -> bool:
     host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: where it leads is not known
+    except ValueError:  # a name, whose address is unknown
         return False

@@ -1,4 +1,4 @@
-"""The peers of a process: who they are, which way leads to them, and the sockets that are dialled."""
+"""The peers of a process, the routes to them, and the sockets that are dialled."""
 
 import socket
 import threading
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from monarch_nb.transport.node import Node
 
 Connection = Callable[[str, bool, str], None]
-Trust = tuple[Keys | None, bool]  # keys, and whether loopback may do without
+Trust = tuple[Keys | None, bool]  # keys, and whether loopback may omit them
 
 
 class Links:
@@ -49,31 +49,31 @@ class Links:
         self._routes = RoutingTable(address, agent)
         self._reader = reader
         self._trust = (keys, insecure_loopback)
-        self._trusts: dict[str, Trust] = {}  # of hosts that have their own
-        self._others: dict[bytes, Keys] = {}  # while keys change: those to try where a pair, by public key, is refused
+        self._trusts: dict[str, Trust] = {}  # of hosts with their own
+        self._others: dict[bytes, Keys] = {}  # during a change of keys: alternatives, by refused public key
         self._portable, self._config, self._limits = portable, config, limits
         self._on_connection = on_connection
         self._peers: dict[tuple[str, int], Peer] = {}
         self._ways: dict[tuple[str, int], Peer] = {}
         self._by_id: dict[bytes, Peer] = {}
-        self._ids: dict[Peer, bytes] = {}  # the same, from the other end
+        self._ids: dict[Peer, bytes] = {}  # routing ids by peer
         self._link_incarnations = LinkIncarnations(new_incarnation())
         self._incarnations = Incarnations()
         self._lock = threading.RLock()
         self._closed = False
 
-    # ways
+    # routes
 
     @property
     def incarnation(self) -> int:
-        """Which incarnation of our address this is."""
+        """The incarnation of this process's address."""
         return self._link_incarnations.incarnation
 
     def learn(
         self, target: str, endpoint: str | None, run_folder: Path | None, via: str | None, trust: Trust | None,
         incarnation: int = 0,
     ) -> None:  # fmt: skip
-        """A host or process can be reached; `incarnation` is its agent's. Raises TrustError without a key."""
+        """Records a route to a host or process; `incarnation` is its agent's. Raises TrustError without a key."""
         trust = trust if trust is not None and any(trust) else self._trust
         if endpoint is not None:
             require_keys(endpoint, *trust)
@@ -93,7 +93,7 @@ class Links:
             self._renew(agent, incarnation)
 
     def _renew(self, agent: str, incarnation: int) -> None:
-        """An agent lives: links to it that know no way, or an earlier incarnation only, begin anew."""
+        """Renews the links to a living agent that have no route, or only know an earlier incarnation."""
         with self._lock:
             peers = self._of(agent)
             previous = [peer for peer in peers if 0 < process_incarnation(peer.last_seen) < incarnation]
@@ -115,7 +115,7 @@ class Links:
                 peer.revive(endpoint)
 
     def to(self, destination: str, lane: int) -> Peer:
-        """The peer that a message to this process is written to. Raises TransportError."""
+        """Returns the peer that messages to this process are written to. Raises TransportError."""
         return self._ways.get((destination, lane)) or self._find(destination, lane)
 
     def _find(self, destination: str, lane: int) -> Peer:
@@ -137,14 +137,14 @@ class Links:
                 self._ways.clear()
             self._ways[destination, lane] = peer
             if peer.endpoint and lane < 2 and self._elsewhere(hop):
-                self.later(self._peer(hop, 1 - lane).begin)  # it may want to answer there, and cannot dial us
+                self.later(self._peer(hop, 1 - lane).begin)  # the peer may answer there, and cannot dial us
             return peer
 
     def _of(self, address: str) -> list[Peer]:
         return [peer for lane in Lane if (peer := self._peers.get((address, lane))) is not None]
 
     def _elsewhere(self, hop: Hop) -> bool:
-        """Returns whether that process is of another host than this one: our run folder is unknown there."""
+        """Returns whether a process is on another host than this one, where this run folder is unknown."""
         return hop.endpoint.startswith("tcp:") or host_of(hop.address) != host_of(self.address)
 
     def _peer(self, hop: Hop, lane: int) -> Peer:
@@ -167,7 +167,7 @@ class Links:
         return peer
 
     def incoming(self, router: Socket, routing_id: bytes) -> Peer | None:
-        """The peer that sent this to our TCP socket; None if it may not speak."""
+        """Returns the peer that sent a message to our TCP socket; None if it may not send."""
         identified = self._by_id.get(routing_id)
         if identified is not None:
             return identified
@@ -183,7 +183,7 @@ class Links:
         return peer
 
     def accept(self, connection: socket.socket) -> None:
-        """A process of this host has dialled us; reading thread."""
+        """Accepts a connection that a process of this host has dialled; reading thread."""
         caller: Peer | None = None
         named = False
 
@@ -195,7 +195,7 @@ class Links:
                 if caller is not None:
                     caller.attach(stream)
                 messages = messages[1:]
-            if caller is not None:  # else: late words of the dead
+            if caller is not None:  # else: late frames of an ended process
                 self.receive(caller, messages)
 
         def lost() -> None:
@@ -208,7 +208,7 @@ class Links:
         stream.listen()
 
     def receive(self, peer: Peer, messages: Sequence[Message]) -> None:
-        """Take messages from a peer, whatever they are; reading thread."""
+        """Takes messages from a peer, of any kind; reading thread."""
         try:
             peer.receive(messages)
         except Exception as error:
@@ -247,7 +247,7 @@ class Links:
         return peer
 
     def _on_inbound_closed(self, peer: Peer) -> None:
-        """The connection it had dialled is gone: it may dial again, or we do, if we know where."""
+        """Handles the end of a connection that the peer had dialled: it may redial, or this process does."""
         if peer.connection.over_tcp and self._on_connection is not None:
             self._on_connection(peer.address, False, "it closed the connection")
         with self._lock:
@@ -257,7 +257,7 @@ class Links:
             peer.redirect(endpoint)
 
     def connected(self, target: str) -> bool:
-        """Returns whether the TCP connection of the urgent lane on the way to a process stands."""
+        """Returns whether the TCP connection of the urgent lane on the route to a process is up."""
         with self._lock:
             try:
                 peer = self._peers.get((self._routes.next_hop(target).address, 1))
@@ -272,14 +272,14 @@ class Links:
         return not any(peer.last_seen for peer in peers) and not all(peer.settled for peer in peers)
 
     def forget(self, target: str, reason: str, incarnation: int = 0) -> None:
-        """A process, or a host with all its processes, is dead; `incarnation` is the agent's, if it is known.
+        """Records the end of a process, or of a host with all its processes; `incarnation` is the agent's, if known.
 
         A later known incarnation of that agent stays.
         """
         agent = agent_meant(target)
         with self._lock:
             dead = self._of(target)
-            if "/" not in target:  # else it is one process, of perhaps very many
+            if "/" not in target:  # else it is one process of possibly very many
                 dead += [peer for peer in self._peers.values() if peer.address.startswith(f"{target}/")]
             last_seen: dict[str, int] = {address: 0 for address in (target, agent) if address}
             for peer in dead:
@@ -304,9 +304,9 @@ class Links:
         for peer in ended:
             peer.close(reason)
         for peer in dead:
-            if peer.address == agent:  # its next incarnation will find the same link: there is one for each of ours
+            if peer.address == agent:  # its next incarnation finds the same link: one per own incarnation
                 peer.bury(reason)
-        if agent and agent not in self._incarnations.ended:  # it has spoken meanwhile
+        if agent and agent not in self._incarnations.ended:  # it has sent frames meanwhile
             self._renew(agent, 0)
 
     def _forget_ids(self, peers: Iterable[Peer]) -> None:
@@ -316,15 +316,15 @@ class Links:
                 del self._by_id[routing_id]
 
     def _last(self, address: str, last_seen: dict[str, int]) -> int:
-        """Which incarnation of a process has just ended, as far as is known here."""
+        """Returns the incarnation of a process that has just ended, as far as known here."""
         if last_seen[address] or not self._routes.near(address):
             return last_seen[address]
-        return new_incarnation()  # by the clock of this machine: what dials later began later
+        return new_incarnation()  # by the clock of this machine: a process that dials later began later
 
-    # keys that change
+    # change of keys
 
     def change_keys(self, step: KeyStep, old: Keys, new: Keys) -> None:
-        """Takes one step of a change of keys, as `Node.change_keys` says."""
+        """Takes one step of a change of keys; see `Node.change_keys`."""
         with self._lock:
             if step == "expect":
                 self._others[old.public], self._others[new.public] = new, old
@@ -337,7 +337,7 @@ class Links:
                     self._others.pop(keys.public, None)
 
     def cut_inbound(self) -> None:
-        """Connections that peers had dialled by TCP have been closed: they dial again. Reading thread."""
+        """Handles that connections which peers had dialled by TCP were closed: they dial again. Reading thread."""
         with self._lock:
             peers = [peer for peer in self._by_id.values() if peer.connection.over_tcp]
             self._forget_ids(peers)
@@ -347,7 +347,7 @@ class Links:
                 self._on_inbound_closed(peer)
 
     def _refused(self, peer: Peer, keys: Keys | None) -> bool:
-        """Handles that a peer does not accept these keys; whether it is dialled with others."""
+        """Handles that a peer refuses these keys; returns whether it is dialled with others."""
         host = host_of(peer.address)
         with self._lock:
             trust = self._trusts.get(host, self._trust)
@@ -360,10 +360,10 @@ class Links:
         self.later(peer.redial)
         return True
 
-    # what a peer asks
+    # requests of peers
 
     def dial(self, peer: Peer) -> DialledChannel | UnixStream | None:
-        """A connection to the peer; None if it cannot be had now. Raises DescriptorLimitError, TrustError."""
+        """Opens a connection to the peer; None if that fails now. Raises DescriptorLimitError, TrustError."""
         if self._closed:
             return None
         name = f"{self.address}|{peer.lane}|{peer.incarnation:x}"
@@ -393,7 +393,7 @@ class Links:
         return stream
 
     def context(self) -> Context:
-        """The context of ZeroMQ sockets, made at first use: its threads are for connections to other hosts."""
+        """Returns the context of ZeroMQ sockets, created at first use: its threads serve connections to other hosts."""
         with self._lock:
             if self._context is None:
                 self._context = sockets.new_context()
@@ -413,15 +413,15 @@ class Links:
             self._on_connection(peer.address, event == sockets.UP, "connected" if event == sockets.UP else "cut")
 
     def mark_busy(self, peer: Peer) -> None:
-        """Tick it from now on."""
+        """Ticks a peer from now on."""
         self._reader.busy(peer)
 
     def later(self, function: Callable[[], object]) -> None:
-        """Call it on the reader thread."""
+        """Calls a function on the reader thread."""
         self._reader.call_soon(function)
 
     def close(self, linger_ms: int) -> None:
-        """Close all connections; what leaves within `linger_ms` leaves."""
+        """Closes all connections; queued messages may leave within `linger_ms`."""
         with self._lock:
             self._closed = True
             peers = list(self._peers.values())
@@ -436,13 +436,13 @@ class Links:
         self._inside.clear()
 
     def destroy(self) -> None:
-        """End what is behind the sockets, once all are closed."""
+        """Destroys the context of the sockets, once all are closed."""
         if self._context is not None:
             self._context.destroy()
 
     @property
     def settled(self) -> bool:
-        """Returns whether every message was acknowledged by the next process on its way."""
+        """True if every message was acknowledged by the next process on its route."""
         return all(peer.settled for peer in list(self._peers.values()))
 
 

@@ -13,7 +13,7 @@ from monarch_nb.transport.streams import NO_ROOM
 
 
 class UnixListener:
-    """A listening unix socket in a run folder; whoever comes in belongs to the same user."""
+    """A listening unix socket in a run folder; all callers belong to the same user."""
 
     def __init__(self, path: str, backlog: int, reader: Reader, connected: Callable[[socket.socket], None]) -> None:
         """`connected` gets each new connection, on the reading thread. Raises TransportError, DescriptorLimitError."""
@@ -51,7 +51,7 @@ class UnixListener:
         return True
 
     def _turn_away(self) -> None:
-        """No descriptors are left: the caller gets an error that says so."""
+        """Sends a caller an error, since no descriptors are left."""
         self._give_up_spare()
         with contextlib.suppress(OSError), self._socket.accept()[0] as connection:
             connection.sendall(NO_ROOM)
@@ -59,20 +59,20 @@ class UnixListener:
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _give_up_spare(self) -> None:
-        """Once only: if another thread takes its number and none is left for us, closing it again would hit that."""
+        """Closes the spare descriptor, once only: another thread may reuse its number, and would lose that."""
         spare, self._spare = self._spare, -1
         if spare >= 0:
             os.close(spare)
 
     def close(self) -> None:
-        """Listen no more; after the reading thread has ended."""
+        """Closes the socket; after the reading thread has ended."""
         self._reader.unwatch(self._fd)
         self._socket.close()
         self._give_up_spare()
 
 
 def _same_user(connection: socket.socket) -> bool:
-    """The folder keeps others out; this is the second lock."""
+    """Returns whether the caller is this user's, in addition to the folder's permissions."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -80,14 +80,14 @@ def _same_user(connection: socket.socket) -> bool:
 
 
 def _clear(path: str) -> None:
-    """Remove what a process that was killed has left behind. Raises OSError if somebody listens there."""
+    """Removes the socket of a killed process. Raises OSError if somebody listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
         try:
             caller.connect(path)
         except FileNotFoundError:
             return
-        except BlockingIOError:  # a full waiting room is somebody's
+        except BlockingIOError:  # a full backlog belongs to a listener
             pass
         except OSError:
             os.unlink(path)

@@ -1,4 +1,4 @@
-"""Node: the one place through which a process sends and receives messages."""
+"""`Node`: sends and receives all messages of a process."""
 
 import contextlib
 import logging
@@ -36,7 +36,7 @@ _EXEMPT = frozenset(
     {Kind.REPLY, Kind.FOLDED, Kind.CONTROL, Kind.RETURNED, Kind.GIVEN_BACK}
 )  # waiting for credits here could deadlock
 _MAX_HOPS = 8  # relays a message passes at most
-_ANYBODY = "*"  # as a destination: whoever gets it
+_ANYBODY = "*"  # as a destination: any receiver
 
 Handler = Callable[[Header, Parcel], None]
 LinkFailed = Callable[[Header, Parcel, str], None]
@@ -50,14 +50,14 @@ class SocketFile:
         self._inode = path.lstat().st_ino
 
     def remove(self) -> None:
-        """Remove it, unless another process listens there by now."""
+        """Removes the file, unless another process listens there by now."""
         with contextlib.suppress(OSError):
             if self._path.lstat().st_ino == self._inode:
                 self._path.unlink()
 
 
 def private_folder(folder: Path) -> None:
-    """Create a run folder that nobody else can enter, or check that it is one. Raises TrustError."""
+    """Creates a run folder that nobody else can enter, or checks that it is one. Raises TrustError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -70,11 +70,11 @@ def private_folder(folder: Path) -> None:
 class Node:
     """A process's address on the network.
 
-    `run_folders` names the folders of the hosts on this machine; the process listens in its own host's, if that is
-    among them. `agent` takes what has no other way. `tcp_bind` (needs `keys`) makes it listen on TCP too,
+    `run_folders` are the folders of the hosts on this machine; the process listens in its own host's, if it is
+    among them. `agent` takes messages without another route. `tcp_bind` (needs `keys`) makes it listen on TCP too,
     `tcp_bound` instead by a socket that is bound already, given as its descriptor.
     `handler`, `on_link_failed` (a message of this process will never arrive, and why) and `on_connection` (a TCP peer's
-    address, whether it is connected, a word) are called on the reader thread, the latter two also from `forget` and
+    address, whether it is connected, a detail) are called on the reader thread, the latter two also from `forget` and
     `close`; `on_first_dial` (a process on this machine is dialled for the first time) on any: they are quick, and run
     no user code. All methods may be called from any thread.
     """
@@ -98,8 +98,8 @@ class Node:
     ) -> None:
         self.address = address
         self.host, self.name, *_ = parse_address(address)
-        self.tcp_endpoint: str | None = None  # where others reach it, once started
-        self.garbage = 0  # messages dropped because they made no sense
+        self.tcp_endpoint: str | None = None  # endpoint for others, once started
+        self.garbage = 0  # number of malformed messages that were dropped
         self._own_folder = run_folders.get(self.host)
         self._handler, self._on_link_failed, self._on_first_dial = handler, on_link_failed, on_first_dial
         self._keys, self._insecure_loopback = keys, insecure_loopback
@@ -107,7 +107,7 @@ class Node:
         self._limits = limits or Limits()
         config = config or LinkConfig()
         self._portable = not available()
-        self._has_gpu = False  # and has announced it
+        self._has_gpu = False  # has a GPU and has announced it
         self._gpu_peers: dict[str, bool] = {}
         if settings.explicit("shared_memory_threshold"):
             shared.threshold = settings.shared_memory_threshold
@@ -136,21 +136,21 @@ class Node:
 
     @property
     def incarnation(self) -> int:
-        """Which of the processes this is that have had its address, one after the other; later ones are larger."""
+        """The number of this process among those at its address, one after the other; later ones are larger."""
         return self._links.incarnation
 
     @property
     def run_folder(self) -> Path:
-        """The folder in which it listens."""
+        """The folder in which this process listens."""
         assert self._own_folder is not None
         return self._own_folder
 
     def announce_gpu(self) -> None:
-        """Lets other processes of the host know which GPUs this one sees, if it may use any."""
+        """Announces this process's GPUs to other processes of the host, if it may use any."""
         self._has_gpu = not self._portable and announce(self.run_folder, self.name)
 
     def shares_gpu(self, address: str) -> bool:
-        """Returns whether a process sees the GPUs that this one sees, so that files of a GPU can go there."""
+        """Returns whether a process sees the same GPUs as this one, so that files of a GPU can be sent to it."""
         if not self._has_gpu or self._own_folder is None:
             return False
         host, name, *_ = parse_address(address)
@@ -164,7 +164,7 @@ class Node:
     # lifecycle
 
     def start(self) -> None:
-        """Listen and start to read. Raises TrustError, DescriptorLimitError or TransportError; then nothing is left."""
+        """Listens and starts to read. Raises TrustError, DescriptorLimitError or TransportError, leaving nothing."""
         if self._tcp_bound is not None:
             self._tcp_bind = sockets.bound_at(self._tcp_bound)
         if self._tcp_bind is not None:
@@ -205,9 +205,9 @@ class Node:
         return self._tcp.endpoint
 
     def listen(self, bind: str, keys: Keys | None, insecure_loopback: bool = False) -> str:
-        """Listen on TCP from now on too; the endpoint, with its port. Once only.
+        """Listens on TCP from now on, too; returns the endpoint, with its port. Once only.
 
-        Raises TrustError without keys, TransportError for an endpoint that cannot be had.
+        Raises TrustError without keys, TransportError for an unavailable endpoint.
         """
         require_keys(bind, keys, insecure_loopback)
         with self._state_lock:
@@ -216,7 +216,7 @@ class Node:
             return self._listen_tcp(bind, keys)
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Stop; blocks up to `linger_s` seconds until what was sent is acknowledged. No thread or file is left."""
+        """Stops; blocks up to `linger_s` seconds until sent messages are acknowledged. Leaves no thread or file."""
         with self._state_lock:
             if self._state in ("closed", "inherited"):
                 return
@@ -244,17 +244,17 @@ class Node:
     # sending
 
     def snapshot(self, frames: Sequence[OutFrame]) -> Parcel:
-        """Copy buffers (frame 0 is the pickle stream) into a parcel that may be sent many times."""
+        """Copies buffers (frame 0 is the pickle stream) into a parcel that may be sent many times."""
         return snapshot(frames, portable=self._portable, hold=self._pool.holding)
 
     def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
-        """Hand a message to the network. Blocks while the receiver is behind by more than its window; Ctrl-C ends that.
+        """Sends a message. Blocks while the receiver is behind by more than its window; Ctrl-C ends that.
 
-        Raises TransportError when the destination is gone or nobody knows a way to it.
+        Raises TransportError when the destination is gone or no route to it is known.
         """
         if self._state != "started":
             raise TransportError(self._why_not())
-        if interrupts.inside():  # a finalizer that cut into another send: it must not come in between
+        if interrupts.inside():  # a finalizer within another send, which it must not disturb
             self._reader.call_soon(self._send_later, header, parcel.clone(), lane)
         elif header.dst == self.address:
             self._reader.call_soon(self._handler, header, parcel.clone())
@@ -263,15 +263,15 @@ class Node:
             self._links.to(header.dst, lane).send(header, parcel, exempt)
 
     def flush(self) -> None:
-        """Write what was held back for company: the calling thread is about to wait. Thread-safe; never blocks."""
+        """Writes messages held back in bursts, before the calling thread waits. Thread-safe; never blocks."""
         if self._reader.bursts.holders:
-            if not interrupts.inside():  # else a finalizer cut into a write, which the reading thread completes
+            if not interrupts.inside():  # else this is a finalizer within a write, which the reading thread completes
                 interrupts.uninterrupted(self._reader.bursts.flush)
         else:
             self._reader.bursts.pauses += 1
 
     def send_to_whoever(self, target: str, header: Header, parcel: Parcel, *, lane: int = 1) -> None:
-        """Send to whatever process is found where host `target` was learned to be, to learn its name. Never blocks."""
+        """Sends to any process at the known place of host `target`, to learn its name. Never blocks."""
         self._links.to(agent_of(target), lane).send(msgspec.structs.replace(header, dst=_ANYBODY), parcel, True)
 
     def _send_later(self, header: Header, parcel: Parcel, lane: int) -> None:
@@ -281,7 +281,7 @@ class Node:
             self.undeliverable(header, parcel, str(error))
 
     def consumed(self, parcel: Parcel) -> None:
-        """The application took this message: its sender may send more."""
+        """Records that the application took a message: its sender may send more."""
         origin, parcel.origin = parcel.origin, None
         if origin is not None:
             peer, charge, incarnation = origin
@@ -308,20 +308,20 @@ class Node:
         insecure_loopback: bool = False,
         incarnation: int = 0,
     ) -> None:
-        """A host (or one process, "host/name") is reached at a TCP endpoint, in a run folder here, or via a process.
+        """Records a route to a host (or process, "host/name"): a TCP endpoint, a run folder here, or another process.
 
-        `keys` are for this host alone; without them this node's own are used. `incarnation` is that of its
-        agent now: links to earlier ones begin anew. Raises TrustError for a TCP endpoint without any keys.
+        `keys` are for this host alone; by default this node's own are used. `incarnation` is that of its
+        agent now: links to earlier ones are renewed. Raises TrustError for a TCP endpoint without any keys.
         """
         self._links.learn(target, endpoint, run_folder, via, (keys, insecure_loopback), incarnation)
 
     def change_keys(self, step: KeyStep, old: Keys, new: Keys) -> None:
         """Takes one step of a change from one pair to another, which all processes of a job take together.
 
-        "expect": who refuses one of them is dialled with the other. "use": `new` is dialled with from now on, and if
-        this node listens with `old` it soon lets in only those who have `new`: connections that others had dialled are
-        cut, they dial again, and nothing that was sent is lost. "done": nobody is dialled with `old` any more.
-        "cancel": nobody is with `new`.
+        "expect": peers that refuse one pair are dialled with the other. "use": `new` is used to dial from now on, and a
+        node that listens with `old` soon accepts only peers with `new`: connections that others had dialled are cut,
+        they redial, and no sent message is lost. "done": `old` is no longer used to dial. "cancel": `new` is not used
+        to dial.
         """
         self._links.change_keys(step, old, new)
         if step == "use":
@@ -332,10 +332,10 @@ class Node:
             self._tcp.use(new, self._links.cut_inbound)
 
     def connected(self, target: str) -> bool:
-        """Returns whether the TCP connection on which urgent messages reach a process stands, by libzmq's heartbeats.
+        """Returns whether the TCP connection for urgent messages to a process is up, by libzmq's heartbeats.
 
-        One that the peer dialled is only known to be gone once something was written to it. False for processes that
-        are reached otherwise, or were never spoken to.
+        A connection that the peer dialled is known to be gone only after a write to it. False for processes that
+        are reached otherwise, or were never written to.
         """
         return self._links.connected(target)
 
@@ -344,14 +344,14 @@ class Node:
         return self._links.never_replied(address)
 
     def forget(self, target: str, reason: str, incarnation: int = 0) -> None:
-        """A process (or host) is dead: its connections are closed; what it did not acknowledge is reported.
+        """Records the end of a process (or host): closes its connections, and reports unacknowledged messages.
 
-        With the `incarnation` of the agent that has ended, a later one that is known here already is left alone.
+        With the `incarnation` of the agent that has ended, a later known incarnation stays.
         """
         self._links.forget(target, reason, incarnation)
 
     def settled(self, function: Callable[..., object], *args: object) -> None:
-        """Run `function(*args)` once what is here by now has been read: what came first may still be unread."""
+        """Runs `function(*args)` once messages that have arrived by now are read; some may still be unread."""
         self._reader.settled(function, *args)
 
     # receiving; the reader thread calls these
@@ -362,7 +362,7 @@ class Node:
             self._links.receive(peer, messages)
 
     def arrived(self, header: Header, parcel: Parcel) -> None:
-        """A whole message: for us, or to be passed on."""
+        """Handles a whole message, for this process or to be forwarded."""
         if header.kind == Kind.GIVEN_BACK:
             self._loans.returned(header, parcel)
         elif header.dst == self.address or header.dst == _ANYBODY:
@@ -391,7 +391,7 @@ class Node:
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
         """Reports to the sender: for a call of ours directly, for one of another process by a RETURNED message."""
         if header.kind == Kind.GIVEN_BACK:
-            return  # who had lent it forgets that in time
+            return  # the lender forgets the loan in time
         if header.src == self.address:
             self._on_link_failed(header, parcel, reason)
         elif header.kind != Kind.RETURNED and self._state == "started":
@@ -406,20 +406,20 @@ class Node:
             log.info("monarch_nb: could not return a message to %s: %s", header.dst, error)
 
     def lend(self, parcel: Parcel, to: str) -> int:
-        """A number for the loan of a message's memory files to `to`; 0 if they are for good."""
+        """Returns a number for the loan of a message's memory files to `to`; 0 if they are given for good."""
         return self._loans.lend(parcel, to)
 
     def give_back(self, to: str, number: int) -> None:
-        """A loan of `to` is not needed any more; it is notified soon. Thread-safe, also in a finalizer."""
+        """Returns a loan to `to`, which is notified soon. Thread-safe, also in a finalizer."""
         self._loans.give_back(to, number)
 
     def first_dial(self, address: str) -> None:
-        """A process on this machine is dialled for the first time; whether it exists is for others to find out."""
+        """Reports that a process on this machine is dialled for the first time: others find out whether it exists."""
         if self._on_first_dial is not None:
             self._on_first_dial(address)
 
     def dropped(self, sender: str, reason: object) -> None:
-        """Count what makes no sense and say it, but ever more rarely."""
+        """Counts malformed messages and logs them, ever more rarely."""
         self.garbage += 1
         if self.garbage & (self.garbage - 1) == 0:  # the 1st, 2nd, 4th, 8th...
             log.warning("monarch_nb: dropped a message from %s: %s (%d dropped so far)", sender, reason, self.garbage)

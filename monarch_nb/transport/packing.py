@@ -1,8 +1,8 @@
-"""Packing of messages for a link, whole, by memory file or in pieces, and unpacking by the peer.
+"""The packing of messages for a link: whole, by memory file or in pieces, and the unpacking by the peer.
 
-One byte string (envelope and header) and the frames of the body follow the prefix. One big message is the slowest way
-of ZeroMQ, so large messages over sockets travel as pieces of 1 MiB. All pieces of a message are written under one
-lock, hence follow each other on the link; only one message is ever in assembly.
+One byte string (envelope and header) and the frames of the body follow the prefix. Large single messages are the
+slowest way of ZeroMQ, so large messages over sockets are sent as pieces of 1 MiB. All pieces of a message are written
+under one lock, hence are adjacent on the link; only one message is ever in assembly.
 """
 
 import os
@@ -27,7 +27,7 @@ ENVELOPE = struct.Struct("<BBxx")  # relays passed, 1 if pieces of it follow
 WHOLE = [ENVELOPE.pack(hops, 0) for hops in range(256)]  # by relays passed
 CHUNKED = [ENVELOPE.pack(hops, 1) for hops in range(256)]
 IN_BAND = -1  # in place of a descriptor in Header.buffers
-SIZE = 1 << 20  # bytes of a piece, and the largest body that travels whole
+SIZE = 1 << 20  # bytes of a piece, and the largest body that is sent whole
 _CHUNK = int(PrefixKind.CHUNK)
 _lengths = msgpack_decoder(tuple[int, ...])
 _MALFORMED = (msgspec.MsgspecError, struct.error, TypeError, ValueError, IndexError, OverflowError)
@@ -35,7 +35,7 @@ _MALFORMED = (msgspec.MsgspecError, struct.error, TypeError, ValueError, IndexEr
 
 @final
 class Item:
-    """One message, or one piece of it, as it travels on a link; links keep it until it is acknowledged."""
+    """One message, or one piece of it, on a link; links keep it until it is acknowledged."""
 
     __slots__ = ("bodies", "frames", "head", "header", "hops")
 
@@ -49,19 +49,19 @@ class Item:
     ) -> None:
         self.head = head  # sent: envelope and header; received: the whole first frame, prefix included
         self.frames = frames  # further frames
-        self.header = header  # sent: says what failed
+        self.header = header  # sent: identifies the message if it fails
         self.bodies = bodies  # sent: keeps memory files open
         self.hops = hops
 
 
 def pack_whole(header: Header, parcel: Parcel) -> Item:
-    """All bodies as frames."""
+    """Packs all bodies as frames."""
     frames = [body.view() if isinstance(body, (MemoryFile, DeviceFile)) else body for body in parcel.bodies]
     return Item(WHOLE[parcel.hops] + encode_header(header), frames, header, parcel.bodies, parcel.hops)
 
 
 def pack_local(header: Header, parcel: Parcel, loan: int = 0) -> Item:
-    """For a peer on this host: large bodies by descriptor, perhaps on loan, the rest as frames."""
+    """Packs for a peer on this host: large bodies by descriptor, possibly on loan, the rest as frames."""
     bodies = parcel.bodies
     if parcel.in_files or parcel.on_gpu:
         pid = os.getpid()
@@ -90,7 +90,7 @@ def _entry(pid: int, body: Body) -> tuple[int, ...]:
 
 
 def pack_chunked(header: Header, parcel: Parcel) -> list[Item]:
-    """The announcement of a large message, which names its bodies' lengths, and its pieces."""
+    """Returns the announcement of a large message, which has its bodies' lengths, and its pieces."""
     bodies = parcel.bodies
     lengths = msgspec.msgpack.encode([length_of(body) for body in bodies])
     items = [Item(CHUNKED[parcel.hops] + encode_header(header), [lengths], header, bodies, parcel.hops)]
@@ -99,7 +99,7 @@ def pack_chunked(header: Header, parcel: Parcel) -> list[Item]:
 
 
 def _pieces(bodies: Sequence[Body]) -> Iterator[list[memoryview]]:
-    """The bodies' bytes in portions of up to SIZE, small ones together."""
+    """Yields the bodies' bytes in portions of up to SIZE, small ones together."""
     portion: list[memoryview] = []
     room = SIZE
     for body in bodies:
@@ -118,11 +118,11 @@ def _pieces(bodies: Sequence[Body]) -> Iterator[list[memoryview]]:
 
 
 class Assembly:
-    """A large message of which not all pieces are here yet."""
+    """A large message of which some pieces are missing."""
 
     def __init__(self, header: Header, hops: int, announcement: Frame, *, portable: bool) -> None:
         self.header = header
-        self.charge = self.incarnation = 0  # to be given back, and to which incarnation of the sender
+        self.charge = self.incarnation = 0  # to be returned, and the sender's incarnation
         self._hops = hops
         self._portable = portable
         self._lengths_due = list(_lengths.decode(announcement))
@@ -135,17 +135,17 @@ class Assembly:
 
     @property
     def complete(self) -> bool:
-        """Returns whether all pieces are here."""
+        """True if all pieces have arrived."""
         return len(self._bodies) == len(self._lengths_due)
 
     def add(self, piece: memoryview) -> None:
-        """The next piece. Raises DecodeError if it does not fit, SharedMemoryError when memory runs out."""
+        """Adds the next piece. Raises DecodeError if it does not fit, SharedMemoryError when memory runs out."""
         if self.complete:
             raise msgspec.DecodeError("more pieces than announced")
         length = self._lengths_due[len(self._bodies)]
         if self._body is None:
             in_file = length >= shared.threshold and not self._portable
-            self._body = MemoryFile.empty(length) if in_file else bytearray()  # which grows as pieces come
+            self._body = MemoryFile.empty(length) if in_file else bytearray()  # grows with each piece
         if self._filled + piece.nbytes > length:
             raise msgspec.DecodeError("a piece is longer than announced")
         if isinstance(self._body, MemoryFile):
@@ -165,18 +165,18 @@ class Assembly:
             self._bodies.append(b"")
 
     def parcel(self) -> Parcel:
-        """The whole message's body."""
+        """Returns the whole message's body."""
         return Parcel(self._bodies, hops=self._hops)
 
 
 def unpack(frame0: bytes, start: int) -> tuple[Header, int, bool]:
-    """Header, relays passed, and whether pieces follow. Raises msgspec.DecodeError or struct.error."""
+    """Returns header, relays passed, and whether pieces follow. Raises msgspec.DecodeError or struct.error."""
     hops, chunked = ENVELOPE.unpack_from(frame0, start)
     return decode_header(memoryview(frame0)[start + ENVELOPE.size :]), hops, chunked == 1
 
 
 def attach(header: Header, frames: Sequence[Body]) -> list[Body]:
-    """All bodies in order: frames for those in band, memory files for the others, which are opened here and now.
+    """Returns all bodies in order: frames for those in band, memory files for the others, which are opened now.
 
     Raises SharedMemoryError, or DecodeError if the frames do not fit the header.
     """
@@ -205,15 +205,15 @@ class Unpacker:
     """Turns one peer's items into messages: opens memory files, puts pieces together."""
 
     def __init__(self, *, portable: bool, back: Callable[[int], None]) -> None:
-        """`back` gives a loan of the peer's back; any thread."""
-        self.ready: deque[tuple[Header, Parcel, int, int]] = deque()  # with charge and incarnation to give back to
+        """`back` returns a loan to the peer; any thread."""
+        self.ready: deque[tuple[Header, Parcel, int, int]] = deque()  # with the charge to return, and its incarnation
         self.refused: deque[tuple[Header | None, str, int, int]] = deque()  # None: not even a header
         self._portable = portable
         self._give_back = back
         self._assembly: Assembly | None = None
 
     def take(self, item: Item, charge: int, incarnation: int) -> None:
-        """The next item in order. Called before the link can acknowledge it. Raises nothing."""
+        """Takes the next item in order. Called before the link can acknowledge it. Raises nothing."""
         header: Header | None = None
         try:
             if item.head[0] == _CHUNK:
@@ -235,7 +235,7 @@ class Unpacker:
             self.refused.append((header, str(error) or "out of memory", charge, incarnation))
 
     def _attached(self, header: Header, item: Item, hops: int) -> Parcel:
-        loan = Loan(header.loan, self._give_back)  # given back at once if the files cannot be opened
+        loan = Loan(header.loan, self._give_back)  # returned at once if the files cannot be opened
         header.loan = 0
         bodies = attach(header, item.frames)
         for body in bodies:
@@ -245,7 +245,7 @@ class Unpacker:
 
     def _piece(self, item: Item) -> None:
         assembly = self._assembly
-        if assembly is None:  # the rest of one that was given up
+        if assembly is None:  # the rest of an abandoned message
             return
         try:
             for piece in item.frames:
@@ -265,7 +265,7 @@ class Unpacker:
             self.ready.append((assembly.header, assembly.parcel(), assembly.charge, assembly.incarnation))
 
     def broken(self) -> None:
-        """Pieces of the message in assembly will never come; its sender knows."""
+        """Drops the message in assembly, whose missing pieces will not arrive; its sender knows."""
         assembly, self._assembly = self._assembly, None
         if assembly is not None:
             self.refused.append((None, "the rest of a large message never came", assembly.charge, assembly.incarnation))

@@ -16,7 +16,7 @@ Body: TypeAlias = bytes | bytearray | memoryview | MemoryFile | DeviceFile
 
 
 def length_of(body: Body) -> int:
-    """Bytes in one body."""
+    """Returns the bytes in one body."""
     if isinstance(body, (MemoryFile, DeviceFile)):
         return body.length
     return body.nbytes if isinstance(body, memoryview) else len(body)
@@ -25,7 +25,7 @@ def length_of(body: Body) -> int:
 class Parcel:
     """A pickle stream (frame 0) and the buffers that belong to it.
 
-    Made by `Node.snapshot`, or handed to the handler. It never changes after it was made; it may be sent many times.
+    `Node.snapshot` makes one, and the handler gets one. It is immutable and may be sent many times.
     """
 
     __slots__ = ("_frames", "bodies", "hops", "in_files", "lane", "nbytes", "on_gpu", "origin")
@@ -44,8 +44,8 @@ class Parcel:
         self.nbytes = nbytes
         self.in_files = in_files  # whether any body is in a memory file
         self.on_gpu = on_gpu  # whether any body is in a file of a GPU
-        self.hops = hops  # relays it passed
-        self.lane = 0  # on which it arrived
+        self.hops = hops  # relays passed
+        self.lane = 0  # the lane on which it arrived
         self.origin: tuple[Any, int, int] | None = None  # (peer, charge, peer's incarnation) until consumed
         self._frames: list[bytes | memoryview] | None = None
 
@@ -58,7 +58,7 @@ class Parcel:
 
     @property
     def parts(self) -> list[Body]:
-        """The same for `decode`: what lies in memory files is not mapped yet."""
+        """The frames for `decode`, without mapping memory files."""
         if self._frames is not None:
             return list(self._frames)
         return [
@@ -67,7 +67,7 @@ class Parcel:
         ]
 
     def on_host(self, *, portable: bool) -> "Parcel":
-        """The same parcel for a peer that does not share the GPU: its files are copied to the memory of the host."""
+        """Returns the parcel for a peer that does not share the GPU: its files are copied to the memory of the host."""
         bodies: list[Body] = []
         for body in self.bodies:
             if type(body) is not DeviceFile:
@@ -79,11 +79,11 @@ class Parcel:
         return Parcel(bodies, hops=self.hops)
 
     def clone(self) -> "Parcel":
-        """Another parcel with the same content and private buffers of its own."""
+        """Returns another parcel with the same content and private buffers of its own."""
         return Parcel([bytes(body) if isinstance(body, bytearray) else body for body in self.bodies], hops=self.hops)
 
     def close(self) -> None:
-        """Let go of everything; buffers that were handed out stay valid. More than once is fine."""
+        """Releases everything; buffers that were passed on stay valid. Idempotent."""
         self.bodies = ()
         self._frames = None
 
@@ -110,7 +110,7 @@ def snapshot(
     portable: bool = False,
     hold: Callable[[memoryview | Pieces], MemoryFile] = MemoryFile.holding,
 ) -> Parcel:
-    """Copy the buffers: what the caller does to them afterwards is not seen by anybody.
+    """Copies the buffers, so that later changes by the caller have no effect.
 
     Buffers of `shared.threshold` bytes and more go into one memory file each, made by `hold`, unless `portable`. Needs
     contiguous buffers. Raises SharedMemoryError when memory runs out.
@@ -121,7 +121,7 @@ def snapshot(
             bodies.append(frame)  # immutable: nothing to copy
             continue
         if isinstance(frame, (MemoryFile, DeviceFile)):
-            bodies.append(frame)  # of another parcel: nobody changes it either
+            bodies.append(frame)  # of another parcel, also immutable
             continue
         data = frame if isinstance(frame, Pieces) else memoryview(frame).cast("B")
         if portable or data.nbytes < shared.threshold:
@@ -135,12 +135,12 @@ _reasons = msgpack_decoder(tuple[str])
 
 
 def reason_parcel(reason: str) -> Parcel:
-    """The body of a message that comes back."""
+    """Returns the body of a returned message."""
     return Parcel([msgspec.msgpack.encode((reason,))])
 
 
 def reason_of(parcel: Parcel) -> str:
-    """Returns why a message has come back; a short text where its body has no reason."""
+    """Returns why a message was returned; a short text where its body has no reason."""
     try:
         return decode_plain(parcel.frames[0], _reasons)[0]
     except (IndexError, msgspec.DecodeError):
@@ -148,14 +148,14 @@ def reason_of(parcel: Parcel) -> str:
 
 
 def returned(header: Header, by: str) -> Header:
-    """The header of an undeliverable message on its way back; `status` is what kind it was, the body says why."""
+    """Returns the header of an undeliverable message on its return; `status` is its kind, the body has the reason."""
     return msgspec.structs.replace(
         header, kind=int(Kind.RETURNED), dst=header.src, src=by, status=int(header.kind), buffers=()
     )
 
 
 def missed(reply: Header, by: str) -> Header:
-    """The header that reports a lost reply to who waits for it, rather than to its sender."""
+    """Returns the header that reports a lost reply to the process that waits for it, rather than to its sender."""
     return Header(
         int(Kind.RETURNED), reply.dst, by, port=reply.port, index=reply.index, status=int(Kind.CALL), call=reply.call
     )

@@ -1,4 +1,4 @@
-"""One peer on one lane: its link, its connection, and the lock that both live under."""
+"""One peer on one lane: its link, its connection, and the lock for both."""
 
 import functools
 import struct
@@ -41,12 +41,12 @@ _clock = time.monotonic
 
 
 class RelayQueue:
-    """Messages on their way through this process that wait for the credits of the next one, in order."""
+    """Relayed messages that wait for the credits of the next process, in order."""
 
     def __init__(
         self, send: Callable[[Header, Parcel], bool], undeliverable: Callable[[Header, Parcel, str], None]
     ) -> None:
-        """`send` is False where credits lack, and raises TransportError where nobody will ever take it."""
+        """`send` returns False without credits, and raises TransportError if no process will ever take the message."""
         self._send, self._undeliverable = send, undeliverable
         self._waiting: deque[tuple[Header, Parcel, Callable[[], None]]] = deque()
 
@@ -54,11 +54,11 @@ class RelayQueue:
         return bool(self._waiting)
 
     def append(self, header: Header, parcel: Parcel, handed_on: Callable[[], None]) -> None:
-        """Keep a message; `handed_on` is called once it is written, or given up."""
+        """Keeps a message; `handed_on` is called once it is written or given up."""
         self._waiting.append((header, parcel, handed_on))
 
     def send(self) -> None:
-        """Write what can be written; reading thread only."""
+        """Writes messages as far as credits allow; reading thread only."""
         while self._waiting:
             header, parcel, handed_on = self._waiting[0]
             try:
@@ -71,7 +71,7 @@ class RelayQueue:
 
 
 class Peer:
-    """All that is known about one other process on one lane."""
+    """The state of one other process on one lane."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class Peer:
         self.address = address
         self.lane = lane
         self.incarnation = incarnation
-        self.unreachable: str | None = None  # why nothing can be sent any more
+        self.unreachable: str | None = None  # why nothing can be sent any longer
         self._owner = owner
         self._portable = portable
-        self._endings = 0  # how often it was closed or buried
+        self._endings = 0  # number of times it was closed or buried
         self._link: Link[Item] = Link(self.incarnation, lane=lane, dials=bool(endpoint), config=config)
         if endpoint.startswith("tcp:"):
-            self._link.disconnected(_clock())  # messages are kept until the handshake went well
+            self._link.disconnected(_clock())  # messages are kept until the handshake has succeeded
         self._lock = threading.Lock()
         self.connection = Connection(
             self._link,
@@ -123,35 +123,35 @@ class Peer:
 
     @property
     def awaits_redial(self) -> bool:
-        """Returns whether it waits for a peer to dial that did so once and has hung up."""
+        """True if it waits for a peer that has dialled once and hung up to dial again."""
         return not self.endpoint and self._link.state is LinkState.DOWN
 
     @property
     def has_dialled(self) -> bool:
-        """Returns whether it is written to on a TCP connection that it has dialled."""
+        """True if the peer is written to on a TCP connection that it has dialled."""
         return isinstance(self.connection.channel, InboundChannel)
 
     @property
     def up(self) -> bool:
-        """Returns whether there is a TCP connection, as far as we know; connections inside a host do not say."""
+        """True if a TCP connection is up, as far as known; connections inside a host do not report it."""
         return self.connection.over_tcp and self.unreachable is None and self._link.state is LinkState.UP
 
     # sending
 
     def send(self, header: Header, parcel: Parcel, exempt: bool) -> None:
-        """Write one message. Waits for credits, interruptibly, unless exempt."""
+        """Writes one message. Waits for credits, interruptibly, unless exempt."""
         items = self._pack(header, parcel)
         endings = self._endings
         while not uninterrupted(self._send, items, parcel.nbytes, exempt):
             with self._credits:
-                # Whoever gives credits back notifies after the link knows of them.
+                # Notifications of returned credits follow the update of the link.
                 if uninterrupted(self._blocked, parcel.nbytes):
                     self._credits.wait(0.2)
-            if endings != self._endings:  # who comes next is not whom this was for
+            if endings != self._endings:  # the next incarnation is not the addressee
                 raise UnreachableError(f"{self.address} cannot be reached: {self.unreachable or 'it was restarted'}")
 
     def relay(self, header: Header, parcel: Parcel, exempt: bool, handed_on: Callable[[], None]) -> None:
-        """Write one message without waiting: kept here while credits lack. `handed_on` is called when it is written."""
+        """Writes one message without waiting: keeps it while credits lack. `handed_on` is called when it is written."""
         if not exempt and (self._relays or uninterrupted(self._blocked, parcel.nbytes)):
             self._relays.append(header, parcel, handed_on)
             if self.unreachable is not None:
@@ -195,7 +195,7 @@ class Peer:
                     connection.write(channel, prefix, item.frames)
             if not self._busy:
                 self._keep_time()
-        if push is not None:  # without the lock: who waits for it would wait for the kernel too
+        if push is not None:  # without the lock, so that others do not wait for the kernel
             try:
                 push.push()
             except zmq.Again:
@@ -204,7 +204,7 @@ class Peer:
         return True
 
     def redirect(self, endpoint: str) -> None:
-        """Dials the peer, which had dialled us and is gone."""
+        """Dials the peer, whose own connection is gone."""
         uninterrupted(self._locked, self._redirect, endpoint)
 
     def _redirect(self, endpoint: str) -> None:
@@ -217,7 +217,7 @@ class Peer:
             function(*args)
 
     def bury(self, reason: str) -> None:
-        """The peer is gone: what it has not acknowledged fails, and nothing is sent until `revive`."""
+        """Marks the peer as ended: its unacknowledged messages fail, and nothing is sent until `revive`."""
         self._outside(uninterrupted(self._bury, reason))
 
     def _bury(self, reason: str) -> Sequence[Action[Item]]:
@@ -230,11 +230,11 @@ class Peer:
             return [*self._link.bury(reason, _clock()), Unblocked()]
 
     def since(self, incarnation: int) -> None:
-        """Links of the peer with smaller incarnations are over."""
+        """Ends links of the peer with smaller incarnations."""
         self._link.since = incarnation
 
     def revive(self, endpoint: str) -> None:
-        """Marks the peer as alive (again), to be dialled at `endpoint`, or "" where it dials us."""
+        """Marks the peer as alive (again), to be dialled at `endpoint`, or "" if it dials this process."""
         uninterrupted(self._revive, endpoint)
         if endpoint.startswith("tcp:"):
             self._owner.later(self.begin)
@@ -247,7 +247,7 @@ class Peer:
             self._keep_time()
 
     def redial(self) -> None:
-        """Dials the peer once more: with the keys that are known now."""
+        """Dials the peer once more, with the keys known now."""
         uninterrupted(self._locked, self._redial)
 
     def _redial(self) -> None:
@@ -256,7 +256,7 @@ class Peer:
             self.connection.reach()
 
     def begin(self) -> None:
-        """Dial, before there is anything to send."""
+        """Dials before there are messages to send."""
         uninterrupted(self._locked, self._begin)
 
     def _begin(self) -> None:
@@ -281,11 +281,11 @@ class Peer:
     # receiving
 
     def attach(self, channel: FrameSink) -> None:
-        """The peer has dialled us, perhaps again: answer there, unless we dial it."""
+        """Uses a connection that the peer has dialled, perhaps again, unless this process dials it."""
         uninterrupted(self._locked, lambda: self.connection.attach(channel, unreachable=self.unreachable is not None))
 
     def _read(self) -> bool:
-        """Read our dialled connection."""
+        """Reads the connection that this process has dialled."""
         with self._lock:
             messages = self.connection.read(_AT_ONCE)
         if messages:
@@ -293,7 +293,7 @@ class Peer:
         return len(messages) == _AT_ONCE
 
     def receive(self, messages: Sequence[Message]) -> None:
-        """Take what arrived on one of the connections; reader thread only."""
+        """Takes messages from one of the connections; reader thread only."""
         position = 0
         while position < len(messages):
             position, rest = uninterrupted(self._receive, messages, position)
@@ -303,14 +303,14 @@ class Peer:
                 self._outside(rest)
 
     def _receive(self, messages: Sequence[Message], start: int) -> tuple[int, Sequence[Action[Item]]]:
-        """Take messages from number `start` on, up to the first that asks for more than to be handed up."""
+        """Takes messages from number `start` on, up to the first that needs more than delivery."""
         unpacker, link = self._unpacker, self._link
         rest: Sequence[Action[Item]] = ()
         with self._lock:
             if self.unreachable is not None:
                 return len(messages), rest
             if self.connection.channel is None and self.connection.inside:
-                self.connection.reach()  # else the link would not answer
+                self.connection.reach()  # else the link would not reply
             now = _clock()
             while start < len(messages) and not rest:
                 frame0, frames = messages[start]
@@ -342,7 +342,7 @@ class Peer:
         unpacker, lane, arrived, endings = self._unpacker, self.lane, self._owner.arrived, self._endings
         while unpacker.ready:
             header, parcel, charge, incarnation = unpacker.ready.popleft()
-            if self._endings != endings:  # by what came before
+            if self._endings != endings:  # by earlier messages
                 continue
             parcel.lane = lane
             if charge:
@@ -357,7 +357,7 @@ class Peer:
                 self._owner.undeliverable(refused, Parcel(), reason)
 
     def consumed(self, charge: int, incarnation: int) -> None:
-        """Our application took a message from this peer: its credits go back."""
+        """Returns the credits of a message from this peer that the application took."""
         if charge:
             uninterrupted(self._consumed, charge, incarnation)
 
@@ -374,7 +374,7 @@ class Peer:
     # events
 
     def tick(self, now: float) -> bool:
-        """Carry out what is due; whether there will be more."""
+        """Executes due actions; returns whether more will follow."""
         busy, rest = uninterrupted(self._tick, now)
         self._outside(rest)
         return busy
@@ -394,11 +394,11 @@ class Peer:
             return busy, rest
 
     def lost(self) -> None:
-        """The connection is gone; reader thread."""
+        """Records the loss of the connection; reader thread."""
         self._outside(uninterrupted(self._event, self._link.disconnected))
 
     def on_connected(self) -> None:
-        """The dialled connection is there, perhaps again; reader thread."""
+        """Records that the dialled connection is up, perhaps again; reader thread."""
         self._outside(uninterrupted(self._event, self._link.connected))
 
     def _event(self, event: Callable[[float], list[Action[Item]]]) -> Sequence[Action[Item]]:
@@ -410,11 +410,11 @@ class Peer:
 
     @property
     def settled(self) -> bool:
-        """Returns whether everything sent was acknowledged."""
+        """True if all sent messages were acknowledged."""
         return self._link.unacked == 0
 
     def close(self, reason: str, linger_ms: int = 0) -> None:
-        """Nothing is sent any more: what is unacknowledged fails with `reason`, for whoever waits."""
+        """Ends sending: unacknowledged messages fail with `reason`, for all who wait."""
         self._outside(uninterrupted(self._close, reason, linger_ms))
 
     def _close(self, reason: str, linger_ms: int) -> Sequence[Action[Item]]:
@@ -422,7 +422,7 @@ class Peer:
             if self.unreachable is not None:
                 return ()
             if linger_ms and self.connection.channel is not None:
-                self.connection.transmit(self._link.tick(_clock()))  # what is owed: acknowledgements
+                self.connection.transmit(self._link.tick(_clock()))  # sends due acknowledgements
             self.unreachable = reason
             self._endings += 1
             rest = [action for action in self._link.give_up(reason) if type(action) is not Transmit]

@@ -1,8 +1,8 @@
-"""Memory files that are used again: what its receivers have let go of, a sender fills anew.
+"""Memory files that are reused: the sender refills files that their receivers have released.
 
-Measured: to fill new pages takes four times as long as to fill old ones. A file is lent with each message that names
-it; a receiver gives the loan back when nothing of it holds the file any more. Nothing depends on that: a loan that does
-not come back in time is forgotten, and the file belongs to its receivers alone.
+Measured: filling new pages takes four times as long as filling old ones. A file is lent with each message that names
+it; a receiver returns the loan when none of its objects holds the file any longer. Nothing depends on that: a loan that
+is not returned in time is forgotten, and the file belongs to its receivers alone.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from monarch_nb.transport.shared import MemoryFile, map_file
 from monarch_nb.wire import Pieces, msgpack_decoder
 from monarch_nb.wire.header import Header, Kind
 
-MOST_IDLE = 256 << 20  # bytes that may lie idle
-IDLE = 2.0  # seconds they may
+MOST_IDLE = 256 << 20  # bytes that may be idle
+IDLE = 2.0  # seconds that they may be idle
 LENT = 10.0  # seconds until a loan is forgotten
 _FILES = 64
 _numbers = msgpack_decoder(list[int])
-_PIECE = 4 << 20  # bytes copied at a time, so that other threads get their turn
+_PIECE = 4 << 20  # bytes copied at a time, so that other threads can run
 
 
 class _Entry:
-    """One file, the user it has now, and its loans."""
+    """One file, its present user, and its loans."""
 
     __slots__ = ("file", "given", "last_used", "lent", "mapping", "user")
 
     def __init__(self, file: MemoryFile) -> None:
         self.file = file  # its length is that of the file itself
         self.user: weakref.ref[MemoryFile] | None = None
-        self.given = False  # sent without a loan: it is not ours any more
+        self.given = False  # sent without a loan, so that it cannot be reused
         self.lent: set[int] = set()
         self.mapping: memoryview | None = None
         self.last_used = time.monotonic()
@@ -57,10 +57,10 @@ class _Entry:
 
 
 class Pool:
-    """The memory files of one process that may be filled again. Thread-safe; a call that finds it busy does without."""
+    """The memory files of one process that may be refilled. Thread-safe; calls that find it busy skip it."""
 
     def __init__(self, began: Callable[["Pool"], None]) -> None:
-        """`began` is called when there is something to be ticked from then on."""
+        """`began` is called when the pool has to be ticked from then on."""
         self._began = began
         self._lock = threading.Lock()
         self._entries: list[_Entry] = []
@@ -69,7 +69,7 @@ class Pool:
         self._ticking = False
 
     def holding(self, data: memoryview | Pieces) -> MemoryFile:
-        """A memory file with a copy of `data` (contiguous bytes). Raises SharedMemoryError when memory runs out."""
+        """Returns a memory file with a copy of `data` (contiguous bytes). Raises SharedMemoryError without memory."""
         length = data.nbytes
         reused = uninterrupted(self._take, length)
         if reused is None:
@@ -115,7 +115,7 @@ class Pool:
         return user
 
     def lend(self, files: Iterable[object], to: str) -> int:
-        """A number for the loan of those of `files` that are of this pool; 0 if none is."""
+        """Returns a number for the loan of those of `files` that are of this pool; 0 without any."""
         lent = [file.entry for file in files if type(file) is MemoryFile and file.entry is not None]
         return uninterrupted(self._lend, lent, to) if lent else 0
 
@@ -134,7 +134,7 @@ class Pool:
         return number
 
     def returned(self, numbers: Iterable[int], by: str) -> None:
-        """`by` has let go of these loans."""
+        """Records that `by` has returned these loans."""
         with self._lock:
             now = time.monotonic()
             for number in numbers:
@@ -146,7 +146,7 @@ class Pool:
                         entry.last_used = now
 
     def tick(self, now: float) -> bool:
-        """Lets go of files that were idle, or lent, for too long; whether any are left."""
+        """Releases files that were idle, or lent, for too long; returns whether any are left."""
         with self._lock:
             idle_bytes = 0
             remaining = []
@@ -167,13 +167,13 @@ class Pool:
             return self._ticking
 
     def close(self) -> None:
-        """Lets go of all."""
+        """Releases all files."""
         with self._lock:
             self._entries, self._loans = [], {}
 
 
 class Loan:
-    """The receiver's side of a loan, which is given back once nothing holds this any more."""
+    """The receiver's side of a loan, which is returned with the last reference to this object."""
 
     __slots__ = ("_back", "number")
 
@@ -182,7 +182,7 @@ class Loan:
         self._back = back
 
     def void(self) -> None:
-        """Keeps the loan for good, since somebody else will hold the file too."""
+        """Keeps the loan for good, since another process will hold the file too."""
         self.number = 0
 
     def __del__(self) -> None:
@@ -191,19 +191,19 @@ class Loan:
 
 
 class Loans:
-    """The loans that one process has given and taken. Thread-safe."""
+    """The loans that one process has given and received. Thread-safe."""
 
     def __init__(self, address: str, pool: Pool, reader: Reader, send: Callable[[Header, Parcel], None]) -> None:
-        """`send` may raise TransportError: nobody is there then to use the files again."""
+        """`send` may raise TransportError: the receiver is gone then, and does not reuse the files."""
         self._address, self._pool, self._reader, self._send = address, pool, reader, send
         self._back: deque[tuple[str, int]] = deque()
 
     def lend(self, parcel: Parcel, to: str) -> int:
-        """A number for the loan of a message's memory files to `to`; 0 if they are for good."""
+        """Returns a number for the loan of a message's memory files to `to`; 0 if they are given for good."""
         return self._pool.lend(parcel.bodies, to)
 
     def returned(self, header: Header, parcel: Parcel) -> None:
-        """A GIVEN_BACK message."""
+        """Handles a GIVEN_BACK message."""
         with contextlib.suppress(msgspec.MsgspecError, IndexError):
             self._pool.returned(_numbers.decode(parcel.frames[0]), header.src)
 

@@ -1,4 +1,4 @@
-"""Interfaces of a network and of time. Sockets and threads implement them, and so does the memory network."""
+"""Interfaces of a network and of time, implemented by sockets and threads, and by the memory network."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """The time on which decisions depend, and what is done later. Functions that it runs must not block."""
+    """The time for decisions, and delayed calls. Functions that it runs must not block."""
 
     def monotonic(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Returns the seconds since some moment; never decreases."""
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Run `function` once, `seconds` from now."""
+        """Runs `function` once, `seconds` from now."""
 
     def every(self, seconds: float, function: Callable[[], bool]) -> None:
-        """Run `function` each `seconds` for as long as it returns True."""
+        """Runs `function` every `seconds` while it returns True."""
 
     def close(self) -> None:
-        """Forget everything that was to be done later."""
+        """Drops all delayed calls."""
 
 
 class Transport(Protocol):
-    """One process on a network. Messages and losses are reported to the functions that it was constructed with."""
+    """One process on a network. Messages and losses are passed to the functions given to its constructor."""
 
     @property
     def address(self) -> str:
@@ -37,7 +37,7 @@ class Transport(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Which of the processes this is that have had its address, one after the other; later ones are larger."""
+        """The number of this process among those at its address, one after the other; later ones are larger."""
 
     @property
     def tcp_endpoint(self) -> str | None:
@@ -48,40 +48,40 @@ class Transport(Protocol):
         """The folder of this process on its host."""
 
     def start(self) -> None:
-        """Send and receive from now on."""
+        """Sends and receives from now on."""
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Leave; blocks up to `linger_s` seconds until what was sent is acknowledged."""
+        """Leaves the network; blocks up to `linger_s` seconds until sent messages are acknowledged."""
 
     def listen(self, bind: str, keys: "Keys | None", insecure_loopback: bool = False) -> str:
-        """Listen for other machines from now on; the endpoint. Raises TransportError where that cannot be had."""
+        """Listens for other machines from now on; returns the endpoint. Raises TransportError if it is unavailable."""
 
     def change_keys(self, step: "KeyStep", old: "Keys", new: "Keys") -> None:
-        """Takes one step of a change of the keys by which other machines are reached."""
+        """Takes one step of a change of the keys for connections to other machines."""
 
     def shares_gpu(self, address: str) -> bool:
-        """Returns whether a process sees the GPUs that this one sees, so that files of a GPU can go there."""
+        """Returns whether a process sees the same GPUs as this one, so that files of a GPU can be sent to it."""
 
     def snapshot(self, frames: Sequence[OutFrame]) -> Parcel:
-        """Copy buffers into a parcel that may be sent many times."""
+        """Copies buffers into a parcel that may be sent many times."""
 
     def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
-        """Send a message from any thread. Blocks, interruptibly, while the receiver is behind by its window.
+        """Sends a message from any thread. Blocks, interruptibly, while the receiver is behind by its window.
 
-        Raises TransportError when the destination is gone or nobody knows a way to it.
+        Raises TransportError when the destination is gone or no route to it is known.
         """
 
     def flush(self) -> None:
-        """Let what waits to leave together with what comes after it leave now."""
+        """Writes messages that are held back in bursts."""
 
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
-        """Send back a message that cannot be taken to where it belongs."""
+        """Returns a message that cannot be received to its sender."""
 
     def consumed(self, parcel: Parcel) -> None:
-        """The application took this message: its sender may send more."""
+        """Records that the application took a message: its sender may send more."""
 
     def settled(self, function: Callable[..., object], *args: object) -> None:
-        """Run `function(*args)` once what has come by now has been read."""
+        """Runs `function(*args)` once messages that have arrived by now are read."""
 
     def learn(
         self,
@@ -94,13 +94,13 @@ class Transport(Protocol):
         insecure_loopback: bool = False,
         incarnation: int = 0,
     ) -> None:
-        """A host, or a process, is there, and is reached in this way."""
+        """Records a route to a host or a process."""
 
     def forget(self, target: str, reason: str, incarnation: int = 0) -> None:
-        """A process, or host, is dead: what it did not acknowledge is reported as lost."""
+        """Records the end of a process, or host: its unacknowledged messages are reported as lost."""
 
     def connected(self, target: str) -> bool:
-        """Returns whether the connection to another machine's process stands."""
+        """Returns whether the connection to another machine's process is up."""
 
     def never_replied(self, address: str) -> bool:
         """Returns whether a process was written to and has never replied: it may not exist."""

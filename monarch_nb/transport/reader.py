@@ -1,4 +1,4 @@
-"""The one thread of a process that reads its sockets and keeps its links' time."""
+"""The one thread of a process that reads its sockets and ticks its links."""
 
 import contextlib
 import functools
@@ -21,16 +21,16 @@ log = logging.getLogger("monarch_nb.transport")
 _WRITABLE = 4  # EPOLLOUT
 _SPACE = 256 * 1024  # bytes
 _PATIENCE = 0.05  # seconds; how long `settled` waits for quiet
-_NAP = 0.001  # seconds; from a sleep that long nobody needs to be woken
-_RUSH_S = 0.005  # after a burst the thread naps, as another may follow
-_RECENT = 5.0  # seconds; a reader that had something to do within them wakes up once a second
+_NAP = 0.001  # seconds; a sleep that short needs no wake-up
+_RUSH_S = 0.005  # after a burst the thread naps, since another may follow
+_RECENT = 5.0  # seconds; a reader with work in that time wakes up once a second
 
 
 class Ticking(Protocol):
-    """Something with timers that are looked at while it is busy."""
+    """An object with timers that are checked while it is busy."""
 
     def tick(self, now: float) -> bool:
-        """Do what is due; whether there will be more."""
+        """Executes due actions; returns whether more will follow."""
 
 
 class _Settling(NamedTuple):
@@ -39,7 +39,7 @@ class _Settling(NamedTuple):
     function: Callable[..., object]
     args: tuple[object, ...]
     until: float
-    seen: bool = False  # a round has begun since it was asked for
+    seen: bool = False  # a round has begun since the call was made
 
 
 class Reader:
@@ -53,7 +53,7 @@ class Reader:
         self._newly_busy: deque[Ticking] = deque()
         self._busy: list[Ticking] = []
         self._settling: deque[_Settling] = deque()
-        self._unread: set[int] = set()  # descriptors whose callback stopped before it had read everything
+        self._unread: set[int] = set()  # descriptors whose callback stopped before reading everything
         try:
             self._selector = _Poll()
             self._wake_read, self._wake_write = _wake_pair()
@@ -62,18 +62,18 @@ class Reader:
         self.watch(self._wake_read, self._woken)
         self._stopping = False
         self.deep = False  # sleeping without a time limit
-        self._asleep = False  # for longer than a nap
+        self._asleep = False  # sleeping for longer than a nap
         self.bursts = Bursts(self._nudge)
         self._next_tick = time.monotonic()
         self.ident = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """Ends the thread and waits for it."""
         self._stopping = True
         self.wake()
         if self.running:
@@ -81,11 +81,11 @@ class Reader:
 
     @property
     def running(self) -> bool:
-        """Returns whether the thread runs and the caller is another one."""
+        """True if the thread runs and is not the caller."""
         return self._thread.is_alive() and threading.current_thread() is not self._thread
 
     def run_calls(self) -> None:
-        """Run what was left for the thread; after `stop`, so that nothing asked for is forgotten."""
+        """Runs the calls left for the thread; after `stop`, so that none is lost."""
         while self._calls:
             function, args = self._calls.popleft()
             _guarded(function, *args)
@@ -93,20 +93,20 @@ class Reader:
             self._settle(True, 0.0)
 
     def close(self) -> None:
-        """Give the descriptors back; after `stop`."""
+        """Closes the descriptors; after `stop`."""
         self._selector.close()
         for fd in {self._wake_read, self._wake_write}:
             os.close(fd)
 
     @functools.cached_property
     def space(self) -> memoryview:
-        """Memory to read into, for the thread's own callbacks; its pages come when they are touched."""
+        """Memory to read into, for the thread's own callbacks; its pages are allocated at first use."""
         return memoryview(mmap.mmap(-1, _SPACE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def watch(self, fd: int, callback: Callable[[], bool], writable: Callable[[], None] | None = None) -> None:
-        """Call `callback` when `fd` is readable; if it returns True it wants to be called again soon. Thread-safe.
+        """Calls `callback` when `fd` is readable, and again soon if it returns True. Thread-safe.
 
-        `writable` is called when there is room to write, while `watch_writing` asks for that.
+        `writable` is called when there is room to write, while `watch_writing` requests that.
         """
         self._callbacks[fd] = callback
         if writable is not None:
@@ -114,27 +114,27 @@ class Reader:
         self._selector.add(fd)
 
     def watch_writing(self, fd: int, on: bool) -> None:
-        """Returns whether room to write is waited for. Thread-safe."""
+        """Sets whether to wait for room to write. Thread-safe."""
         with contextlib.suppress(OSError, KeyError, ValueError):
             self._selector.writing(fd, on)
 
     def unwatch(self, fd: int) -> None:
-        """Forget a descriptor, before it is closed."""
+        """Removes a descriptor, before it is closed."""
         self._writers.pop(fd, None)
         if self._callbacks.pop(fd, None) is not None:
             with contextlib.suppress(OSError, KeyError, ValueError):
                 self._selector.remove(fd)
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
-        """Run `function(*args)` on the thread. Thread-safe, also for a finalizer in the middle of something."""
+        """Runs `function(*args)` on the thread. Thread-safe, also in a finalizer."""
         self._calls.append((function, args))
         self.wake()
 
     def settled(self, function: Callable[..., object], *args: object) -> None:
-        """Run `function(*args)` on the thread once all has been read that is here by now. Thread-safe.
+        """Runs `function(*args)` on the thread once all that has arrived by now is read. Thread-safe.
 
-        Descriptors are read in any order: the news of a death may come before what was said last. Where it does not
-        become quiet, that is waited for only so long.
+        Descriptors are read in any order: the report of an end may precede the last messages. Without a pause in
+        the traffic, the wait is limited.
         """
         self.call_soon(self._settling.append, _Settling(function, args, time.monotonic() + _PATIENCE))
 
@@ -143,27 +143,27 @@ class Reader:
             waiting = self._settling.popleft()
             if self._stopping or (waiting.seen and (quiet or now >= waiting.until)):
                 _guarded(waiting.function, *waiting.args)
-            else:  # what was here when it was asked for may not have been looked at yet
+            else:  # messages present at the call may not have been read yet
                 self._settling.append(waiting._replace(seen=True))
 
     def call_when_awake(self, function: Callable[..., object], *args: object) -> None:
-        """Run `function(*args)` on the thread when it is awake anyhow, a second later at most, as a rule."""
+        """Runs `function(*args)` on the thread when it is awake anyway, usually within a second."""
         self._calls.append((function, args))
         if self.deep:
             self.wake()
 
     def read_again(self, fd: int) -> None:
-        """Call the callback of `fd` soon though the descriptor may stay silent (ZeroMQ's are edge-triggered)."""
+        """Calls the callback of `fd` soon even if the descriptor stays silent (ZeroMQ's are edge-triggered)."""
         if threading.get_ident() == self.ident:
             self._note(fd)
         else:
             self.call_soon(self._note, fd)
 
     def _note(self, fd: int) -> None:
-        self._unread.add(fd)  # of the set that is there then: the thread replaces it
+        self._unread.add(fd)  # the set is read once, since the thread replaces it
 
     def busy(self, peer: Ticking) -> None:
-        """Tick `peer` from now on until it says that it is idle. Thread-safe."""
+        """Ticks `peer` from now on until it is idle. Thread-safe."""
         self._newly_busy.append(peer)
         if self.deep:
             self.wake()
@@ -174,7 +174,7 @@ class Reader:
             self.wake()
 
     def wake(self) -> None:
-        """End the thread's present sleep."""
+        """Ends the thread's present sleep."""
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"\1\0\0\0\0\0\0\0")
 
@@ -208,7 +208,7 @@ class Reader:
             self._handle(ready)
 
     def _handle(self, ready: list[tuple[int, int]]) -> None:
-        """Serves the descriptors that are ready, runs the calls, and ticks what is due."""
+        """Serves ready descriptors, runs the calls, and makes due ticks."""
         quiet = not (ready or self._unread)
         if self._unread:
             again, self._unread = self._unread, set()
@@ -239,7 +239,7 @@ class Reader:
     def _tick_all(self, now: float) -> None:
         while self._newly_busy:
             self._busy.append(self._newly_busy.popleft())
-        # One whose tick failed goes on ticking: it still says of itself that it does.
+        # A peer whose tick failed is ticked further, since it has not reported that it is idle.
         self._busy = [peer for peer in self._busy if _guarded(peer.tick, now) is not False]
 
 
@@ -262,7 +262,7 @@ def _wake_pair() -> tuple[int, int]:
 
 
 class _Poll:
-    """epoll where there is one, since it costs the same for any number of descriptors."""
+    """Waits by epoll where available, since it costs the same for any number of descriptors."""
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
@@ -291,12 +291,12 @@ class _Poll:
             self._fallback.unregister(fd)
 
     def poll(self, timeout: float | None) -> list[tuple[int, int]]:
-        """Descriptors and what they are ready for."""
+        """Returns descriptors and their ready events."""
         try:
             if self._epoll:
                 return self._epoll.poll(timeout)
             assert self._fallback is not None
-            # Its words, 1 and 2, are not those of epoll, 1 and 4.
+            # Its events, 1 and 2, differ from those of epoll, 1 and 4.
             return [(key.fd, events & 1 | (events & 2) << 1) for key, events in self._fallback.select(timeout)]
         except InterruptedError:
             return []

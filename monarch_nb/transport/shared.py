@@ -1,6 +1,6 @@
-"""Memory files: anonymous files in RAM that carry large buffers between the processes of one host.
+"""Memory files: anonymous files in RAM that contain large buffers for the processes of one host.
 
-Written once, sealed, then mapped privately by every receiver: what a receiver does to its mapping nobody else sees.
+Written once, sealed, then mapped privately by every receiver: changes of a receiver's mapping are seen by nobody else.
 They have no name, so nothing is left after SIGKILL, and they are not counted against /dev/shm. The file lives while
 any process holds a descriptor or a mapping of it.
 """
@@ -25,15 +25,15 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping(mmap.mmap):
-    """A mapping that may be on loan: it holds the loan for as long as anybody holds a part of it."""
+    """A mapping that may be on loan: it holds the loan while any part of it is held."""
 
     loan: object = None
 
 
 def map_file(fd: int, length: int, *, private: bool, writable: bool = False, loan: object = None) -> memoryview:
-    """The content of a file: writable and private to this mapping, or shared and read-only. Raises OSError.
+    """Returns the content of a file: writable and private to this mapping, or shared and read-only. Raises OSError.
 
-    `writable` makes a shared one writable: what is written there others see. The mapping keeps `loan` alive.
+    `writable` makes a shared one writable: others see the changes. The mapping keeps `loan` alive.
     """
     flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
     writable = writable or private
@@ -42,7 +42,7 @@ def map_file(fd: int, length: int, *, private: bool, writable: bool = False, loa
         mapped = _Mapping(fd, length, flags=flags, prot=protection, trackfd=False)
         mapped.loan = loan
         return memoryview(mapped)
-    # An anonymous mapping has no descriptor; the file is laid over it, and it goes when the mmap object goes.
+    # An anonymous mapping has no descriptor; the file is mapped over it, and unmapped with the mmap object.
     reserved = _Mapping(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     reserved.loan = loan
     start = ctypes.addressof(ctypes.c_char.from_buffer(reserved))
@@ -63,12 +63,12 @@ def _mmap() -> "ctypes._FuncPointer":
 
 threshold = 256 * 1024  # bytes; smaller buffers are cheaper in band
 _NAME = "monarch-nb"
-_MAPPED = 8 << 20  # bytes; from here on a mapping is quicker to read than the file
-_PIECE = 1 << 20  # bytes a write; larger ones measured slower
+_MAPPED = 8 << 20  # bytes; above, a mapping is faster to read than the file
+_PIECE = 1 << 20  # bytes per write; larger writes measured slower
 
 
 def available() -> bool:
-    """Returns whether this system has memory files and the user did not switch them off (MONARCH_NB_PORTABLE=1)."""
+    """Returns whether this system has memory files and the user has not disabled them (MONARCH_NB_PORTABLE=1)."""
     return hasattr(os, "memfd_create") and os.environ.get("MONARCH_NB_PORTABLE", "") in ("", "0")
 
 
@@ -81,22 +81,22 @@ class MemoryFile:
         self._closer = closer or _closer(fd)
         self.fd = fd
         self.length = length
-        self.entry: Any = None  # made here: its place in the pool
-        self.loan: Any = None  # received: of the sender's pool
+        self.entry: Any = None  # for a file made here: its entry in the pool
+        self.loan: Any = None  # for a received file: the loan of the sender's pool
         self.shared: memoryview | None = None
 
     @property
     def nbytes(self) -> int:
-        """The same as `length`, by the name that other buffers have for it."""
+        """As `length`, under the name that other buffers use."""
         return self.length
 
     def part(self, length: int) -> "MemoryFile":
-        """Another name for the first `length` bytes of the same file."""
+        """Returns another object for the first `length` bytes of the same file."""
         return MemoryFile(self.fd, length, self._closer)
 
     @classmethod
     def holding(cls, data: memoryview | Pieces) -> "MemoryFile":
-        """A sealed memory file with a copy of `data` (contiguous bytes)."""
+        """Returns a sealed memory file with a copy of `data` (contiguous bytes)."""
         file = cls._create(data.nbytes)
         file.append(data)
         file.seal()
@@ -117,11 +117,11 @@ class MemoryFile:
 
     @classmethod
     def empty(cls, length: int) -> "MemoryFile":
-        """An unsealed memory file that `append` will fill up to `length`."""
+        """Returns an unsealed memory file that `append` will fill up to `length`."""
         return cls._create(length)
 
     def append(self, data: memoryview | Pieces) -> None:
-        """Write at the end. Raises SharedMemoryError when memory runs out."""
+        """Appends data. Raises SharedMemoryError when memory runs out."""
         piece = memoryview(bytes(data)) if isinstance(data, Pieces) else data
         done = 0
         try:
@@ -131,14 +131,14 @@ class MemoryFile:
             raise _no_room(error, self.length) from error
 
     def seal(self) -> None:
-        """Make the content unchangeable for everybody."""
+        """Makes the content immutable for all processes."""
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         with contextlib.suppress(OSError):  # a kernel without seals still has the file
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
 
     @classmethod
     def of_process(cls, pid: int, fd: int, length: int) -> "MemoryFile":
-        """Open the memory file that process `pid` has as `fd`. Raises SharedMemoryError."""
+        """Opens the memory file that process `pid` has as `fd`. Raises SharedMemoryError."""
         path = f"/proc/{pid}/fd/{fd}"
         if length < 0:
             raise SharedMemoryError(f"a memory file cannot have {length} bytes: {path}")
@@ -158,18 +158,18 @@ class MemoryFile:
         return file
 
     def private(self) -> memoryview:
-        """A writable mapping of its own: writes go to copies of the pages."""
+        """Returns a writable mapping of its own: writes go to copies of the pages."""
         if self.length == 0:
             return memoryview(bytearray())
         if self.entry is not None:
-            self.entry.given = True  # mapped by its own maker: nobody will say when that has let go
+            self.entry.given = True  # mapped by its own creator, whose release of it is not reported
         try:
             return map_file(self.fd, self.length, private=True, loan=self.loan)
         except OSError as error:
             raise _no_room(error, self.length) from error
 
     def read_into(self, target: memoryview) -> None:
-        """Copy the content into writable memory of the same length. Quicker than by a mapping while it is small."""
+        """Copies the content into writable memory of the same length. Faster than a mapping for small files."""
         if self.length > _MAPPED:
             target[:] = self.private()
             return
@@ -181,7 +181,7 @@ class MemoryFile:
             done += count
 
     def view(self) -> memoryview:
-        """A read-only mapping, shared by all who ask, for sending over a socket."""
+        """Returns a read-only mapping, shared by all callers, for sending over a socket."""
         if self.shared is None:
             if self.loan is not None:
                 self.loan.void()
@@ -193,7 +193,7 @@ class MemoryFile:
 
 
 def _closer(fd: int) -> object:
-    """Closes a descriptor when it is dropped. In C: Ctrl-C can cut a finalizer of ours off before its first line."""
+    """Returns an object that closes a descriptor when dropped; in C, since Ctrl-C can end a Python finalizer early."""
     return select.epoll.fromfd(fd) if hasattr(select, "epoll") else _Closer(fd)
 
 

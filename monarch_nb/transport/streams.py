@@ -1,8 +1,8 @@
-"""Connections inside a host: unix stream sockets that carry the frames of a link, with no thread of libzmq in between.
+"""Connections inside a host: unix stream sockets that carry the frames of a link, without a thread of libzmq.
 
 Measured against ipc sockets of ZeroMQ: a message wakes two threads less on its way. A message is a table (u32 count, a
-u64 length each) and its frames one after the other. The first message on a connection names who dialled. What a table
-claims takes no memory: only what has come does. One that claims more than this machine has ends the connection.
+u64 length each) and its frames one after the other. The first message on a connection names the dialling process.
+Memory is taken for received bytes only, not for lengths in a table; more than this machine has ends the connection.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from monarch_nb.transport.errors import TransportError, descriptor_limit, is_des
 from monarch_nb.transport.reader import Reader
 from monarch_nb.wire import Frame
 
-_ROOM = 4 << 20  # bytes the kernel is asked to hold, if it lets us
+_ROOM = 4 << 20  # buffer size requested from the kernel, in bytes
 _MOST_FRAMES = 1 << 20
-_TOGETHER = 512  # frames handed to the kernel at a time
-_AT_ONCE = 8  # reads before other connections have their turn
-_SMALL = 64 * 1024  # bytes that are quicker taken apart in a copy of their own
+_TOGETHER = 512  # frames per call of the kernel
+_AT_ONCE = 8  # reads before other connections are served
+_SMALL = 64 * 1024  # bytes; smaller data are faster to split in a copy
 _COUNT = struct.Struct("<I")
 _TABLES = [struct.Struct(f"<I{count}Q") for count in range(8)]
 _SILENT = getattr(socket, "MSG_NOSIGNAL", 0)
@@ -34,14 +34,14 @@ _clock = time.monotonic
 
 
 def _memory() -> int:
-    """Bytes of memory that this machine has, as far as is known."""
+    """Returns the bytes of memory of this machine, as far as known."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 1 << 39
 
 
-_MOST_BYTES = min(1 << 39, _memory())  # a table that says more is no table
+_MOST_BYTES = min(1 << 39, _memory())  # a table with more is invalid
 
 Message = tuple[bytes, Sequence[Frame]]  # its first frame, and the others
 Received = Callable[[Sequence[Message]], None]
@@ -53,11 +53,11 @@ def _table(lengths: Sequence[int]) -> bytes:
     return form.pack(count, *lengths)
 
 
-NO_ROOM = _table([])  # no message: says that there is no descriptor for a connection, before it is closed
+NO_ROOM = _table([])  # not a message: reports the lack of a descriptor before the connection is closed
 
 
 class UnixStream:
-    """One connection. Written by whoever holds the link's lock, read by the reading thread alone."""
+    """One connection. Written under the link's lock, read by the reading thread alone."""
 
     __slots__ = (
         "_big",
@@ -79,43 +79,43 @@ class UnixStream:
     )
 
     def __init__(self, connection: socket.socket, reader: Reader, received: Received, lost: Callable[[], None]) -> None:
-        """`received` gets the messages that are there, `lost` is called at the end; both on the reading thread."""
+        """`received` gets the messages that have arrived, `lost` is called at the end; both on the reading thread."""
         connection.setblocking(False)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
         self._socket, self._reader, self._received, self._lost = connection, reader, received, lost
         self._fd = connection.fileno()
-        self._queue: deque[memoryview] = deque()  # what did not fit
-        self._put: deque[tuple[Any, ...]] = deque()  # messages to be written, perhaps in a moment: bytes, parts
+        self._queue: deque[memoryview] = deque()  # parts that did not fit into the socket
+        self._put: deque[tuple[Any, ...]] = deque()  # messages to be written, perhaps later: bytes, parts
         self._burst, self._bursts = Burst(), reader.bursts
         self._writing = threading.Lock()
         self._closed = False
         self.turned_away = False  # the other end has no descriptor for this connection
-        self._rest = b""  # the beginning of a message
-        self._big: bytearray | None = None  # a message larger than what is read at a time
-        self._filled = self._whole = 0  # bytes of it that are here, and that there will be
+        self._rest = b""  # the start of an incomplete message
+        self._big: bytearray | None = None  # an incomplete message larger than one read
+        self._filled = self._whole = 0  # its bytes received so far, and in total
 
     @property
     def closed(self) -> bool:
-        """Returns whether nothing can be written any more."""
+        """True if writing is no longer possible."""
         return self._closed
 
     def listen(self) -> None:
-        """Begin to read."""
+        """Starts to read."""
         self._reader.watch(self._fd, self._readable, self._writable)
 
     # writing
 
     def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
-        """Write one message; what does not fit now follows by itself. Never blocks. Raises zmq.Again if it is gone."""
+        """Writes one message; a part that does not fit follows by itself. Never blocks. Raises zmq.Again if closed."""
         self.put(frame0, frames)
         self.push()
 
     def put(self, frame0: bytes, frames: Sequence[Frame], *, may_wait: bool = False) -> bool:
-        """Take one message in, to be written by the next `push`; whether that is due now.
+        """Queues one message, to be written by the next `push`; returns whether that is due now.
 
-        One that `may_wait` is held back in a burst, until others, a pause of its thread or the reading thread take it
-        along: see `bursts`. Only under the lock of the link, as its frames must come in order. Raises zmq.Again.
+        One that `may_wait` is held back in a burst, until others, a pause of its thread or the reading thread write it
+        too: see `bursts`. Only under the lock of the link, since its frames must be in order. Raises zmq.Again.
         """
         if self._closed:
             raise zmq.Again
@@ -129,7 +129,7 @@ class UnixStream:
         return not waits
 
     def push(self) -> None:
-        """Write what was put. Thread-safe, with or without the lock of the link. Raises zmq.Again if it is gone."""
+        """Writes queued messages. Thread-safe, with or without the lock of the link. Raises zmq.Again if closed."""
         with self._writing:
             put = self._put
             while put:
@@ -145,13 +145,13 @@ class UnixStream:
                 self._write(parts, size)
 
     def flush(self) -> None:
-        """Write what was held back. Thread-safe."""
+        """Writes messages that were held back. Thread-safe."""
         self._burst.written()
-        with contextlib.suppress(zmq.Again):  # reading says that it is gone; its link sends it again
+        with contextlib.suppress(zmq.Again):  # reading reports the loss, and the link resends the messages
             self.push()
 
     def held_since(self) -> float:
-        """When the oldest message that is held back was sent; any number if there are none."""
+        """Returns the send time of the oldest message held back; any number if there are none."""
         return self._burst.since
 
     def _write(self, parts: list[Frame], size: int) -> None:
@@ -177,7 +177,7 @@ class UnixStream:
             self._reader.watch_writing(self._fd, True)
 
     def _writable(self) -> None:
-        """There is room again; reading thread."""
+        """Continues to write, since there is room again; reading thread."""
         with self._writing:
             queue = self._queue
             try:
@@ -194,7 +194,7 @@ class UnixStream:
             except BlockingIOError:
                 return
             except OSError:
-                queue.clear()  # reading says that it is gone
+                queue.clear()  # reading reports the loss
             while queue and not len(queue[0]):
                 queue.popleft()
             if not queue and not self._closed:
@@ -216,10 +216,10 @@ class UnixStream:
             pass
         except (OSError, struct.error, ValueError, MemoryError):
             self._end()
-        return False  # the descriptor itself says when there is more
+        return False  # the descriptor becomes ready when more arrives
 
     def _read(self) -> bool | None:
-        """Take what is there: whether there may be more, None at the end."""
+        """Reads available data: returns whether more may follow, None at the end."""
         if self._big is not None:
             if self._filled == len(self._big):
                 self._big += bytes(min(self._filled, self._whole - self._filled))
@@ -241,7 +241,7 @@ class UnixStream:
         return count == len(buffer)
 
     def _take(self, data: memoryview) -> None:
-        """Hand up all whole messages at once; keep the rest."""
+        """Delivers all whole messages at once; keeps the rest."""
         messages: list[Message] = []
         try:
             self._part(data.tobytes() if len(data) <= _SMALL else data, messages)
@@ -284,12 +284,12 @@ class UnixStream:
     # the end
 
     def _end(self) -> None:
-        """The other end is gone; reading thread."""
+        """Handles the end of the other side; reading thread."""
         self._shut()
         self._lost()
 
     def close(self, linger_ms: int) -> None:
-        """Stop using it. Thread-safe."""
+        """Closes the connection. Thread-safe."""
         self.flush()
         with self._writing:
             self._closed = True
@@ -306,7 +306,7 @@ class UnixStream:
 
 
 def dial(path: str, name: bytes) -> socket.socket | None:
-    """A connection to who listens there; None if nobody does just now. Raises DescriptorLimitError."""
+    """Connects to the process that listens there; None if none does now. Raises DescriptorLimitError."""
     try:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     except OSError as error:
@@ -314,7 +314,7 @@ def dial(path: str, name: bytes) -> socket.socket | None:
             raise descriptor_limit(f"a connection to {path}") from error
         raise TransportError(f"cannot open a connection to {path}: {error}") from error
     try:
-        connection.setblocking(False)  # a full waiting room is not waited for
+        connection.setblocking(False)  # a full backlog is not waited for
         connection.connect(path)
         connection.sendall(_table([len(name)]) + name)
     except OSError:

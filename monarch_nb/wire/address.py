@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _AGENT = "agent"
-_LONGEST = 40  # characters of a rank and an incarnation: what is longer is none
-_CONTROLLER = "c"  # begins the names of controllers, which are nobody's children
+_LONGEST = 40  # characters of a rank and an incarnation: longer texts are invalid
+_CONTROLLER = "c"  # begins the names of controllers, which no agent has started
 
 
 class Address(NamedTuple):
-    """An address, taken apart. `mesh`, `rank` and `incarnation` are those of procs and controllers."""
+    """The parts of an address. `mesh`, `rank` and `incarnation` are those of procs and controllers."""
 
     host: str
     name: str  # of the process on its host, and of its socket
@@ -26,17 +26,17 @@ class Address(NamedTuple):
 
     @property
     def is_agent(self) -> bool:
-        """Returns whether it is a host agent's."""
+        """True for a host agent's address."""
         return self.name == _AGENT
 
     @property
     def is_controller(self) -> bool:
-        """Returns whether it is that of a process that no agent has started."""
+        """True for the address of a process that no agent has started."""
         return self.name.startswith(_CONTROLLER)
 
     @property
     def is_proc(self) -> bool:
-        """Returns whether it is that of a proc of a mesh."""
+        """True for the address of a proc of a mesh."""
         return self.mesh != "" and not self.is_controller
 
     @property
@@ -47,7 +47,7 @@ class Address(NamedTuple):
 
 @lru_cache(4096)
 def parse_address(address: str) -> Address:
-    """Takes an address apart; also one that means nothing, which then has a host or a name at most."""
+    """Splits an address; a malformed one results in a host or a name at most."""
     host, _, name = address.partition("/")
     mesh, dot, numbers = name.partition(".")
     rank, _, incarnation = numbers.partition(".")
@@ -57,20 +57,20 @@ def parse_address(address: str) -> Address:
 
 
 def host_of(address: str) -> str:
-    """The host that a process is on; a host's own name is given back."""
+    """Returns the host of a process; a host's own name is returned unchanged."""
     return address.partition("/")[0]
 
 
 def agent_of(host: str) -> str:
-    """The address of a host's agent."""
+    """Returns the address of a host's agent."""
     return f"{host}/{_AGENT}"
 
 
 def proc_address(host: str, mesh: str, rank: int, incarnation: int) -> str:
-    """The address of one rank of a proc mesh."""
+    """Returns the address of one rank of a proc mesh."""
     return f"{host}/{mesh}.{rank}.{incarnation}"
 
 
 def controller_address(host: str, token: str) -> str:
-    """The address of a controller; `token` distinguishes it from others on its host."""
+    """Returns the address of a controller; `token` distinguishes it from others on its host."""
     return f"{host}/{_CONTROLLER}{token}.0.0"

@@ -1,9 +1,9 @@
 """Bodies of messages: Python objects to frames and back.
 
-Frame 0 is the pickle stream, protocol 5; the others are its out-of-band buffers. Where a message carries code by
-value, or large bytes that the stream left outside, frame 0 starts with a byte that no pickle starts with, followed by
+Frame 0 is the pickle stream, protocol 5; the others are its out-of-band buffers. If a message contains code by
+value, or large bytes outside of the stream, frame 0 starts with a byte that no pickle starts with, followed by
 the length (u32) and the pickle of (class units, sources, places), and then the stream. `places` are offsets in the
-stream at which the last frames belong. Small buffers share frames (`Pieces`), whose table then comes first of all.
+stream at which the last frames belong. Small buffers share frames (`Pieces`), whose table then precedes all else.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _current = _Current()
 
 
 def current_codec() -> object:
-    """The `context` of the innermost encode or decode on this thread; None outside of one.
+    """Returns the `context` of the innermost encode or decode on this thread; None outside of one.
 
     Objects read it in `__reduce__` and `__setstate__` to bind themselves to the sending or the receiving process.
     """
@@ -43,56 +43,56 @@ def current_codec() -> object:
 
 
 def enter_codec(context: object) -> object:
-    """Make `context` the current one of this thread. Returns what to hand to `leave_codec`."""
+    """Makes `context` the current one of this thread. Returns the argument for `leave_codec`."""
     previous = _current.context
     _current.context = context
     return previous
 
 
 def leave_codec(previous: object) -> None:
-    """Undo the `enter_codec` that returned `previous`."""
+    """Undoes the `enter_codec` that returned `previous`."""
     _current.context = previous
 
 
 PACKED = 2  # first byte of a frame 0 with a table
-_FEWEST_BUFFERS = 4  # small buffers that are worth a table
+_FEWEST_BUFFERS = 4  # the fewest small buffers for a table
 _SMALL_BUFFER = 256 * 1024  # bytes; larger buffers are frames of their own
 _FULL_PIECE = 4 << 20  # bytes of buffers in one frame
 _ALIGNED = 64
 _APART = 0xFFFFFFFF
 _HEAD = struct.Struct("<BI")
-_LARGE_PAGE = 2 << 20  # bytes; of a large page where there are any
+_LARGE_PAGE = 2 << 20  # bytes; the size of a large page
 _WORTH_ADVISING = 2 * _LARGE_PAGE
 _MADV_HUGEPAGE = 14  # MADV_HUGEPAGE on Linux
 _GAP = memoryview(bytes(_ALIGNED))
 _IN_MEMORY = (bytes, bytearray, memoryview)
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 _SHORT = 4096  # bytes
-_TINY = 24  # bytes; no class or function has a name that short, so no tensor is made
-_FEW = 32  # members of a container worth looking at one by one
-_LARGE = 256 * 1024  # bytes; from here on a piece of the stream is a frame of its own
+_TINY = 24  # bytes; no class or function has a name that short, so no tensor is created
+_FEW = 32  # most members of a container to check one by one
+_LARGE = 256 * 1024  # bytes; above, a piece of the stream is a frame of its own
 _NONE = pickle.dumps(None, 5)
 _EXTENDED = 1  # first byte of a frame 0 with a prologue
 _PROLOGUE = struct.Struct("<BI")
 
 
 class FileBuffer(Protocol):
-    """A buffer that is in a file still."""
+    """A buffer that is still in a file."""
 
     length: int  # bytes
 
     def private(self) -> memoryview:
-        """Its content as writable memory of its own."""
+        """Returns its content as writable memory of its own."""
 
     def read_into(self, target: memoryview) -> None:
-        """Copy all of it into memory of the same length."""
+        """Copies all of it into memory of the same length."""
 
 
 Frame = bytes | bytearray | memoryview
 
 
 class Pieces:
-    """Buffers that are one frame once they are copied: they may still be the caller's own memory."""
+    """Buffers that become one frame when copied: they may still be the caller's own memory."""
 
     __slots__ = ("nbytes", "views")
 
@@ -101,7 +101,7 @@ class Pieces:
         self.nbytes = 0
 
     def add(self, view: memoryview) -> bool:
-        """Take one more in, unless this is full."""
+        """Adds one buffer; False if this is full."""
         if self.nbytes + view.nbytes > _FULL_PIECE:
             return False
         self.views.append(view)
@@ -112,7 +112,7 @@ class Pieces:
         return True
 
     def copy_into(self, target: memoryview) -> None:
-        """Copy all of it to the beginning of writable memory."""
+        """Copies all of it to the start of writable memory."""
         start = 0
         for view in self.views:
             end = start + view.nbytes
@@ -132,7 +132,7 @@ OutFrame = MemoryFrame | DeviceFile
 
 
 def size_of(frames: Sequence[OutFrame]) -> int:
-    """Bytes in frames."""
+    """Returns the bytes in frames."""
     size = 0
     for frame in frames:
         size += len(frame) if isinstance(frame, (bytes, bytearray)) else frame.nbytes
@@ -140,14 +140,14 @@ def size_of(frames: Sequence[OutFrame]) -> int:
 
 
 def in_memory(frame: OutFrame | InFrame) -> Frame:
-    """A frame as bytes in memory."""
+    """Returns a frame as bytes in memory."""
     if isinstance(frame, Pieces):
         return bytes(frame)
     return frame if isinstance(frame, _IN_MEMORY) else frame.private()
 
 
 def _pack(first: bytes | bytearray, buffers: Sequence[Any]) -> list[OutFrame]:
-    """The frames of a message of a frame 0 and its contiguous buffers, in `Pieces` where that saves frames.
+    """Returns the frames of a message of a frame 0 and its contiguous buffers, in `Pieces` where that saves frames.
 
     Buffers are memoryviews; files of a GPU are large.
     """
@@ -167,9 +167,9 @@ def _pack(first: bytes | bytearray, buffers: Sequence[Any]) -> list[OutFrame]:
 
 
 def _unpack(first: memoryview, frames: Sequence[InFrame]) -> tuple[memoryview, list[InFrame]]:
-    """Frame 0 without its table, and the buffers in their order, without a copy; frames that are none follow.
+    """Returns frame 0 without its table, and the buffers in order, without a copy; frames that are none follow.
 
-    Raises UnpicklingError or struct.error where the frames are not those of the table.
+    Raises UnpicklingError or struct.error if the frames do not match the table.
     """
     _, count = _HEAD.unpack_from(first)
     end = _HEAD.size + 4 * count
@@ -200,12 +200,12 @@ def _memory(frame: InFrame) -> memoryview:
 
 
 class Encoded:
-    """An encoded object, copied: it may be sent many times, and `encode` takes it as it is."""
+    """An encoded object, copied: it may be sent many times, and `encode` accepts it."""
 
     __slots__ = ("frames",)
 
     def __init__(self, frames: Sequence[Any]) -> None:
-        self.frames = frames  # bytes, and buffers that are in a file
+        self.frames = frames  # bytes, and buffers in files
 
 
 class MessageTooLargeError(ValueError):
@@ -221,11 +221,11 @@ def encode(obj: object, context: object = None, *, gpu: bool) -> list[OutFrame]:
 def encode(
     obj: object, context: object = None, *, gpu: bool = False, pickler: Callable[[Cargo], Pickler] | None = None
 ) -> Sequence[OutFrame]:
-    """The frames of `obj`. Those after the first may be the caller's own memory: copy them before it can change.
+    """Returns the frames of `obj`. Those after the first may be the caller's own memory: copy them before it changes.
 
     `context` is what `current_codec()` returns meanwhile. With `gpu`, large tensors of a GPU are files of it
-    (`gpu.DeviceFile`) among the frames. `pickler` makes another pickler than the usual one. Raises what the objects'
-    own pickling raises.
+    (`gpu.DeviceFile`) among the frames. `pickler` creates another pickler than the usual one. Raises errors of the
+    objects' own pickling.
     """
     if obj is None:
         return [_NONE]
@@ -265,10 +265,10 @@ def check_size(frames: Sequence[OutFrame]) -> None:
 
 
 def decode(frames: Sequence[InFrame], context: object = None) -> Any:
-    """The object in `frames`. It may keep those after the first as its memory: they should be private and writable.
-    Those in files are mapped, or read to where they belong.
+    """Returns the object in `frames`. Its memory may be those after the first: they should be private and writable.
+    Those in files are mapped, or read into place.
 
-    Runs whatever the sender's pickle says, so only frames of trusted peers may get here.
+    Executes whatever the sender's pickle contains: only for frames of trusted peers.
     """
     first = frames[0] if isinstance(frames[0], _IN_MEMORY) else frames[0].private()
     previous = enter_codec(context)
@@ -307,7 +307,7 @@ def _decode_extended(first: memoryview, frames: Sequence[InFrame]) -> Any:
 
 
 class _Reader:
-    """A stream with large pieces put back in their places; the pieces are copied once, to where they belong."""
+    """A stream with large pieces put back in place; the pieces are copied once, to their final place."""
 
     def __init__(self, stream: memoryview, offsets: Sequence[int], pieces: Sequence[InFrame]) -> None:
         self._parts: list[memoryview | FileBuffer] = []
@@ -336,7 +336,7 @@ class _Reader:
             _ask_for_large_pages(view)
         while self._parts and not isinstance(piece := self._parts[-1], memoryview):
             self._parts.pop()
-            if piece.length == len(view):  # as a rule: what was set apart is one object
+            if piece.length == len(view):  # usually: a separate piece is one object
                 piece.read_into(view)
                 return len(view)
             self._parts.append(piece.private())
@@ -349,7 +349,7 @@ class _Reader:
         raise pickle.UnpicklingError("not a pickle of protocol 5")
 
     def _take(self, size: int) -> memoryview:
-        """Up to `size` bytes, all from one part; nothing at the end."""
+        """Returns up to `size` bytes, all from one part; nothing at the end."""
         while self._parts:
             part = self._parts.pop()
             if not isinstance(part, memoryview):
@@ -363,7 +363,7 @@ class _Reader:
 
 
 def _set_apart(chunks: Sequence[Frame]) -> tuple[list[Frame], list[int], list[Frame]]:
-    """The stream without its large chunks, where they belong in it, and they themselves."""
+    """Returns the stream without its large chunks, their offsets in it, and the chunks."""
     stream: list[Frame] = []
     offsets: list[int] = []
     pieces: list[Frame] = []
@@ -409,7 +409,7 @@ def _is_plain(obj: Any, depth: int) -> bool:
 
 
 def _ask_for_large_pages(target: memoryview) -> None:
-    """Ask for memory that nobody has written to yet: writable, contiguous. A small one is left as it is."""
+    """Requests large pages for memory that is not written to yet: writable, contiguous. Skips small memory."""
     if target.nbytes < _WORTH_ADVISING:
         return
     advise = _madvise()

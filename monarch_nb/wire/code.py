@@ -1,13 +1,13 @@
-"""Classes by value: each definition travels as (key, version, digest, bytes) and has one class object per process.
+"""Classes by value: each definition is sent as (key, version, digest, bytes) and has one class object per process.
 
 A definition is named by the tracker id that cloudpickle gives to a class object, so redefining a class makes a new
-definition. Its bytes hold what the class and its methods refer to; other by-value classes appear in them as keys, and
-travel beside them as units of their own. That is what makes cycles cheap and lets each class be cached by itself.
+definition. Its bytes contain all that the class and its methods refer to; other by-value classes appear in them as
+keys, and are sent beside them as units of their own. That makes cycles cheap and lets each class be cached by itself.
 
-The process that defined a class is the only one to pickle it. Everyone else keeps the bytes that came and hands on the
-same. Receivers skip bytes whose digest they have applied; other ones of a higher version update the class object in
-place. When a class comes back to its definer it is the definer's own object, untouched. References inside the bytes
-(to actors, ports…) are handed on as they are, so they must be meaningful in any process.
+Only the process that defined a class pickles it. All others keep the received bytes and forward these. Receivers skip
+bytes whose digest they have applied; others with a higher version update the class object in place. When a class
+returns to its definer it is the definer's own object, unchanged. References inside the bytes (to actors, ports…) are
+forwarded unchanged, so they must be meaningful in any process.
 """
 
 import collections
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 # Names that notebook kernels give to cells.
 _CELL = re.compile(r"^<ipython-input-|[/\\](ipykernel|xpython)_\d+[/\\]")
-# file name -> text that came in a message
+# file name -> text received in a message
 _received: dict[str, str] = {}
-# file name -> (linecache's list of lines, those joined): joined anew when linecache has read the file again
+# file name -> (linecache's list of lines, the joined text): joined anew when linecache has read the file again
 _joined: dict[str, tuple[list[str], str]] = {}
 
 
 def is_cell_file(name: str) -> bool:
-    """Returns whether a file name is one that a notebook's kernel gives to a cell."""
+    """Returns whether a notebook's kernel gives this file name to a cell."""
     return _CELL.search(name) is not None
 
 
 class Unit(NamedTuple):
-    """One class definition as it travels."""
+    """One class definition in its sent form."""
 
     key: str
-    version: int  # counts the definer's changes, so that late old bytes do not undo newer ones
+    version: int  # counts the definer's changes, so that late bytes do not undo newer ones
     digest: bytes
-    data: bytes  # two pickles with one memo: how to make the bare class, and what to set on it
+    data: bytes  # two pickles with one memo: arguments of the bare class, and attributes to set on it
     depends: tuple[str, ...]  # keys of the classes that the bytes name
-    files: tuple[tuple[str, str | None], ...]  # of the code in them
+    files: tuple[tuple[str, str | None], ...]  # files of the code in the bytes
 
 
 class _ForeignClass:
@@ -60,29 +60,29 @@ class _ForeignClass:
     __slots__ = ("busy", "names", "unit")
 
     def __init__(self) -> None:
-        self.unit: Unit | None = None  # as applied last
-        self.names: frozenset[str] = frozenset()  # of the attributes it set
+        self.unit: Unit | None = None  # the last one applied
+        self.names: frozenset[str] = frozenset()  # names of the attributes it has set
         self.busy = False
 
 
 _lock = threading.RLock()
 _copies: "weakref.WeakKeyDictionary[type, _ForeignClass]" = weakref.WeakKeyDictionary()
 _own: "weakref.WeakKeyDictionary[type, tuple[int, bytes]]" = weakref.WeakKeyDictionary()  # version, digest sent last
-# Keeps the newest copies alive between messages: what their code left in class attributes and globals is to last.
+# Keeps the newest copies alive between messages, with the state of their code in class attributes and globals.
 _kept: collections.deque[type] = collections.deque(maxlen=256)
 _incoming: dict[str, Unit] = {}  # units being installed; guarded by _lock
 
 
 def register_pickle_by_value(module: types.ModuleType) -> None:
-    """Let the classes and functions of `module` (and of modules below it) travel by value from now on.
+    """Sends the classes and functions of `module` (and of modules below it) by value from now on.
 
-    The same as cloudpickle's function of this name, which works just as well.
+    The same as cloudpickle's function of this name, which works as well.
     """
     cp.register_pickle_by_value(module)
 
 
 def unregister_pickle_by_value(module: types.ModuleType) -> None:
-    """Let what is in `module` travel by its name again. Raises ValueError if it was not registered."""
+    """Sends the content of `module` by its name again. Raises ValueError if it was not registered."""
     cp.unregister_pickle_by_value(module)
 
 
@@ -94,20 +94,20 @@ def travels_by_value(obj: object) -> bool:
 
 
 class Cargo:
-    """The by-value code of one message: what the pickles in it name, and the files it came from."""
+    """The by-value code of one message: the classes that its pickles name, and the source files."""
 
     def __init__(self) -> None:
         self.classes: dict[str, type] = {}
         self.files: dict[str, str | None] = {}
 
     def name(self, cls: type) -> str:
-        """The key of `cls`, whose unit will be part of the message."""
+        """Returns the key of `cls`, whose unit will be part of the message."""
         key: str = cp._get_or_create_tracker_id(cls)
         self.classes[key] = cls
         return key
 
     def pack(self, make_pickler: Callable[["Cargo"], "Pickler"]) -> tuple[list[Unit], dict[str, str]]:
-        """All units that the message needs, and their sources."""
+        """Returns all units that the message needs, and their sources."""
         units: dict[str, Unit] = {}
         while len(units) < len(self.classes):
             for key, cls in list(self.classes.items()):
@@ -141,7 +141,7 @@ class Cargo:
 
 
 def install(units: Iterable[Sequence[Any]], sources: dict[str, str]) -> list[type]:
-    """Make or update the classes of a message, and its sources. Returns them; hold them while its body is unpickled."""
+    """Creates or updates the classes of a message, and its sources. Returns them, to be held during unpickling."""
     register_sources(sources)
     arrived = [Unit(*unit) for unit in units]
     with _lock:
@@ -155,7 +155,7 @@ def install(units: Iterable[Sequence[Any]], sources: dict[str, str]) -> list[typ
 
 
 def class_of(key: str) -> type:
-    """The class object of this process for a definition; pickles call it."""
+    """Returns the class object of this process for a definition; pickles call it."""
     with _lock:
         unit = _incoming.get(key)
         if unit is not None:
@@ -172,13 +172,13 @@ def _resolve(unit: Unit) -> type:
     if cls is not None:
         copy = _copies.get(cls)
         if copy is None or copy.busy:
-            return typing.cast(type, cls)  # defined here, or named by what is being made of it right now
+            return typing.cast(type, cls)  # defined here, or being created right now
         if copy.unit is not None and (copy.unit.digest == unit.digest or copy.unit.version >= unit.version):
             return typing.cast(type, cls)
     unpickler = pickle.Unpickler(io.BytesIO(unit.data))
     make, arguments = unpickler.load()
     if cls is None:
-        # Loading the bases may already have led here, and made the class.
+        # Loading the bases may already have created the class.
         cls = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(unit.key)
         if cls is not None:
             return typing.cast(type, cls)
@@ -212,15 +212,15 @@ def _take_apart(cls: type) -> tuple[object, object]:
     if (
         slots is not None
         and make is cp._make_skeleton_class
-        and typing.NamedTuple not in cls.__dict__.get("__orig_bases__", ())  # it makes its own
+        and typing.NamedTuple not in cls.__dict__.get("__orig_bases__", ())  # it creates its own
     ):
-        # Slots must be there when the class is made: set later they would mean nothing.
+        # Slots must be there when the class is created: later they would have no effect.
         arguments[3].setdefault("__slots__", slots)
     return (make, arguments), state
 
 
 def gather_sources(files: Mapping[str, str | None]) -> dict[str, str]:
-    """The texts to ship for by-value code: of those `files` (name -> module of the code) a receiver may not have."""
+    """Returns the texts to send for by-value code: of those `files` (name -> module) that a receiver may not have."""
     texts = {}
     for name, module in files.items():
         text = _received.get(name)
@@ -232,16 +232,16 @@ def gather_sources(files: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def register_sources(texts: Mapping[str, str]) -> None:
-    """Make the lines of `texts` (file name -> text) known to this process's linecache."""
+    """Adds the lines of `texts` (file name -> text) to this process's linecache."""
     for name, text in texts.items():
         if _received.get(name) != text or name not in linecache.cache:
             _received[name] = text
-            # Without a time of modification checkcache() leaves the entry alone.
+            # Without a modification time checkcache() keeps the entry.
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
 
 
 def received_sources() -> Iterable[str]:
-    """Names of the files whose text came from other processes."""
+    """Returns the names of the files whose text other processes have sent."""
     return tuple(_received)
 
 

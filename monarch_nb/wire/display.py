@@ -4,7 +4,7 @@ import msgspec
 
 from monarch_nb.wire.plain import json_decoder
 
-NOW, LATER = 1, 2  # what a display clears: what was displayed before at once, or once the next one is there
+NOW, LATER = 1, 2  # when a display clears earlier ones: at once, or when the next one arrives
 
 
 class Display(msgspec.Struct, eq=False, omit_defaults=True):
@@ -22,27 +22,27 @@ class Display(msgspec.Struct, eq=False, omit_defaults=True):
 
     @property
     def lines(self) -> str:
-        """Returns its lines for logs, each with its end; none for a display that only replaces another."""
+        """Its lines for logs, each with its end; none for a display that only replaces another."""
         return f"{self.text}\n" if self.text and not self.update else ""
 
     @property
     def size(self) -> int:
-        """Bytes of its forms, about."""
+        """The bytes of its forms, approximately."""
         return sum(size_of(form) for form in self.data.values())
 
 
 def size_of(form: object) -> int:
-    """Bytes of one form, about."""
+    """Returns the bytes of one form, approximately."""
     return len(form) if isinstance(form, str) else len(_encoder.encode(form))
 
 
 def encode_display(display: Display) -> bytes:
-    """One line with its end, and no control character in it. Raises what cannot be encoded."""
+    """Returns one line with its end, without other control characters. Raises errors of the encoding."""
     return _encoder.encode(display) + b"\n"
 
 
 def decode_display(line: bytes) -> Display | None:
-    """Decodes a line of `encode_display`; None for anything else, such as a truncated line."""
+    """Decodes a line of `encode_display`; None for any other line, such as a truncated one."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Exceptions across the wire: what another process raised is raised here, with its traceback there."""
+"""Exceptions across the wire: errors of other processes are raised here, with their traceback there."""
 
 import functools
 import pickle
@@ -25,7 +25,7 @@ from monarch_nb.wire.texts import error_line, harmless, kind_of, repr_of, text_o
 
 # Attribute of an exception that came from another process: its formatted traceback there, a list of str.
 _TRACEBACK = "__monarch_traceback__"
-_OWN_CLASSES = ("builtins", __name__.partition(".")[0])  # packages of exceptions whose texts are for people alone
+_OWN_CLASSES = ("builtins", __name__.partition(".")[0])  # packages of exceptions whose texts are for display only
 _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 ENGINE = f"{Path(__file__).parent.parent}/"
 LIBRARIES = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -34,11 +34,11 @@ LIBRARIES = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platst
 class ActorError(Exception):
     """An endpoint raised.
 
-    `exception` is what it raised, on the rank that raised first; one that only lost its partner in a collective counts
-    after those that raised by themselves. `exception_formatted` is its traceback as a list of lines; `message` which
-    call it was; `summary` the first line of this error: mesh, endpoint, ranks and hosts, with a line for each kind of
+    `exception` is what it raised, on the first rank to raise; one that only lost its partner in a collective counts
+    after those with errors of their own. `exception_formatted` is its traceback as a list of lines; `message` names the
+    call; `summary` is the first line of this error: mesh, endpoint, ranks and hosts, with a line for each kind of
     error where they differ. `failures` has the exception of each rank that raised, by its index in the mesh that was
-    called, in rank order; it is empty for an error made by hand.
+    called, in rank order; it is empty for an error created by hand.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class ActorError(Exception):
         self.origin: tuple[str, int, str] | None = None  # mesh, rank and call, in the process that called
         self.base_ranks: dict[int, int] = {}  # of the ranks in `failures`, in the whole mesh
         self.reproducer: Callable[..., Any] | None = None  # the debugger of the process that called
-        self.reproduced: BaseException | None = None  # what `reproduce` raised last
+        self.reproduced: BaseException | None = None  # the last error of `reproduce`
         self.exception_formatted: list[str] = list(formatted) if formatted else format_exception(exception)
 
     @classmethod
     def of_ranks(cls, failures: Mapping[int, BaseException], message: str, summary: str) -> "ActorError":
-        """The error of a call that raised on some ranks; the first of `failures` is its `exception`."""
+        """Returns the error of a call that raised on some ranks; the first of `failures` is its `exception`."""
         error = cls(next(iter(failures.values())), message)
         error.failures, error.summary = dict(sorted(failures.items())), summary
         return error
@@ -74,14 +74,14 @@ class ActorError(Exception):
         limit: int = 1 << 28,
         timeout: float = 60.0,
     ) -> Any:
-        """Runs the failed call again, in this process: with the actor of the rank that failed, as it is now, and with
+        """Runs the failed call again, in this process: with the actor of the failed rank in its present state, and with
         the arguments that the rank has kept.
 
-        Raises what the method raises here, with this error as its cause; a debugger can look into it. If it raises
-        nothing, gives its result and warns, with what differs here from the rank. Attributes and arguments that cannot
+        Raises what the method raises here, with this error as its cause, for a debugger to inspect. If it raises
+        nothing, returns its result and warns about differences from the rank. Attributes and arguments that cannot
         be pickled are named, and raise where they are used. `rank` is one of `failures`; with `step` the debugger
-        (`pdb.Pdb`, or what `step()` makes) stops at the first line of the method. Waits up to `timeout` seconds for
-        the calls that run there now. Raises DebugError where the rank has nothing any more, or more than `limit` bytes.
+        (`pdb.Pdb`, or the result of `step()`) stops at the first line of the method. Waits up to `timeout` seconds for
+        the calls that run there now. Raises DebugError if the rank has nothing any more, or more than `limit` bytes.
         """
         if self.reproducer is None:
             raise RuntimeError("this error is of no call of this process, so it does not say which rank can send it")
@@ -104,9 +104,9 @@ class ActorError(Exception):
 
 
 class RemoteException(Exception):
-    """Stands for an exception that could not be brought here as an object.
+    """Stands for an exception that could not be sent as an object.
 
-    `type_name` is its type's full name, `text` its str, `traceback` its formatted traceback, `reason` why it could not.
+    `type_name` is its type's full name, `text` its str, `traceback` its formatted traceback, `reason` the cause.
     """
 
     def __init__(self, type_name: str, text: str, traceback: str, reason: str) -> None:
@@ -121,10 +121,10 @@ class RemoteException(Exception):
 
 
 def format_exception(exc: BaseException) -> list[str]:
-    """The lines of `exc`'s traceback, with causes and contexts, without the engine's own frames at its top, and at its
-    end where the engine raised on purpose.
+    """Returns the lines of `exc`'s traceback, with causes and contexts, without the engine's own frames at its top, and
+    at its end where the engine raised on purpose.
 
-    For one that came from another process it is the traceback there. Never raises.
+    For an exception of another process it is the traceback there. Never raises.
     """
     try:
         formatted = getattr(exc, _TRACEBACK, None)
@@ -133,7 +133,7 @@ def format_exception(exc: BaseException) -> list[str]:
         report = traceback.TracebackException.from_exception(exc)
         _trim(report, set())
         return [text_of(line) for line in report.format()]
-    except BaseException as failure:  # of the exception's own code, which may also want to end the process
+    except BaseException as failure:  # from the exception's own code, which may also try to end the process
         text = f"{type_name(exc)}: {text_of(exc)} (its traceback could not be formatted: {error_line(failure)})\n"
         return [*_frames(exc), text]
 
@@ -144,12 +144,12 @@ def _frames(exc: BaseException) -> list[str]:
         stack = traceback.StackSummary.extract(traceback.walk_tb(_traceback_of(exc)))
         _without_own(stack)
         return ["Traceback (most recent call last):\n", *map(text_of, stack.format())]
-    except BaseException:  # of a module's loader, which is asked for the lines
+    except BaseException:  # from a module's loader, which provides the lines
         return []
 
 
 def encode_exception(exc: BaseException, context: object = None) -> list[MemoryFrame]:
-    """The frames of `exc`. Never raises: what cannot be pickled travels as its names and texts."""
+    """Returns the frames of `exc`. Never raises: parts that cannot be pickled are sent as names and texts."""
     formatted = format_exception(exc)
     reason = ""
     try:
@@ -177,13 +177,13 @@ class ExceptionText(NamedTuple):
 
     @property
     def likeness(self) -> tuple[str, str, str]:
-        """Type, text and the line of code that raised: errors with equal ones are reported as one."""
+        """Type, text and line of the code that raised: errors with equal ones are reported as one."""
         sources = (line for part in self.formatted for line in part.splitlines() if line.startswith("  File "))
         return self.type_name, self.text, max(enumerate(sources), default=(0, ""))[1]
 
 
 def exception_text(frames: Sequence[OutFrame | InFrame]) -> ExceptionText:
-    """The text in the frames of an exception. Unpickles nothing of the exception itself."""
+    """Returns the text in the frames of an exception. Unpickles no part of the exception itself."""
     name, text, formatted, reason = pickle.loads(in_memory(frames[0]))
     return ExceptionText(harmless(name), _readable(text), [_readable(line) for line in formatted], reason)
 
@@ -193,10 +193,10 @@ def _readable(text: str) -> str:
 
 
 def decode_exception(frames: Sequence[InFrame], context: object = None) -> BaseException:
-    """The exception in `frames`, or a RemoteException in its place. Raises only on frames of something else.
+    """Returns the exception in `frames`, or a RemoteException in its place. Raises only on other frames.
 
-    In a controller the texts of exceptions of Python's and the engine's own classes name hosts as it does; what is in
-    one of a user's class is data of the user's.
+    In a controller the texts of exceptions of Python's and the engine's own classes use its names of hosts; texts of a
+    user's classes are the user's data.
     """
     name, text, formatted, reason = exception_text(frames)
     if not reason:
@@ -215,7 +215,7 @@ def decode_exception(frames: Sequence[InFrame], context: object = None) -> BaseE
 
 
 def unpickle_failure(failure: BaseException, value: str, role: str) -> ActorError:
-    """The error for `what` (result, argument) that arrived but could not be unpickled in the `where` process."""
+    """Returns the error for a value (result, argument) that could not be unpickled in the process with this role."""
     return ActorError(failure, f"The {value} could not be unpickled in the {role} process.")
 
 
@@ -262,7 +262,7 @@ def _trim(report: traceback.TracebackException, trimmed: set[int]) -> None:
 
 
 class At(NamedTuple):
-    """A frame: its file, and the source line that it stands at."""
+    """A frame: its file, and its current source line."""
 
     file: str
     line: str
@@ -275,7 +275,7 @@ def is_users_file(file: str) -> bool:
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's own code, from this one outwards."""
+    """Returns the innermost frame of the user's own code, from this one outwards."""
     while frame is not None and not is_users_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
@@ -285,7 +285,7 @@ def is_mistake(frames: Sequence[At], own: Sequence[str] = (ENGINE,)) -> bool:
     """Returns whether the engine raised on purpose, about its caller, or only called user code that raised.
 
     Frames are from the outside in, those of `own` folders are the engine's. Anything else that fails in the engine may
-    be an error of its own, for which all frames are wanted.
+    be an error of its own, for which all frames are useful.
     """
     folders = tuple(own)
     if not any(frame.file.startswith(folders) for frame in frames):
@@ -297,7 +297,7 @@ def is_mistake(frames: Sequence[At], own: Sequence[str] = (ENGINE,)) -> bool:
 
 
 def without_engine(frames: Sequence[At], own: Sequence[str] = (ENGINE,), through: Sequence[str] = ()) -> list[int]:
-    """The frames outside of the engine: up to its first one all, after that those of the user's code. Frames of
+    """Returns the frames outside of the engine: up to its first one all, after that those of the user's code. Frames of
     `through` are left out everywhere."""
     folders = tuple(own)
     entered, indices = False, []

@@ -1,4 +1,4 @@
-"""Which part of an object cannot be pickled, in words that a user can act on."""
+"""The part of an object that cannot be pickled, in words for users."""
 
 import pickle
 import re
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from monarch_nb.wire.body import encode
 from monarch_nb.wire.texts import full_name, repr_of, text_of, type_name, with_article
 
-# What an object's own code may raise; an interrupt is whoever waits' own.
+# Errors of an object's own code; an interrupt belongs to the waiting code.
 _OWN = (Exception, SystemExit, GeneratorExit)
 _TRIES = 500
 _SECONDS = 2.0
 _DEPTH = 20
-_MEMBERS = 200  # looked at in one container
+_MEMBERS = 200  # the most members checked of one container
 
-# What unpicklable things are good for elsewhere, by the start of their type's full name.
+# Alternatives to unpicklable objects, by the start of their type's full name.
 _ADVICE = {
     "_thread.": "locks belong to one process: make it where it is used",
     "threading.": "threads and their tools belong to one process: make it where it is used",
@@ -30,14 +30,14 @@ _ADVICE = {
 
 
 class PickleFailure(TypeError, pickle.PicklingError):
-    """Something cannot be sent; the text names the culprit and the way to it."""
+    """An object cannot be sent; the text names the culprit and the path to it."""
 
 
 def pickle_failure(failure: Exception, obj: object, label: str) -> Exception:
     """Returns the error to raise from `failure`, which encoding `obj` raised, with the culprit named.
 
-    An error of the object's own making (raised by its `__getstate__` or `__reduce__`) is returned as it is; of any
-    other, it is the cause of what is returned.
+    An error of the object's own code (raised by its `__getstate__` or `__reduce__`) is returned unchanged; any other
+    error is the cause of the result.
     """
     usual = (TypeError, pickle.PicklingError, AttributeError, NotImplementedError, RecursionError)
     if not isinstance(failure, usual) or isinstance(failure, PickleFailure):
@@ -48,9 +48,9 @@ def pickle_failure(failure: Exception, obj: object, label: str) -> Exception:
 
 
 def explain_unpicklable(obj: object, label: str) -> str:
-    """A sentence that says why `obj` cannot be sent: "<label> cannot be sent: `config.lock` is a _thread.lock…".
+    """Returns a sentence on why `obj` cannot be sent: "<label> cannot be sent: `config.lock` is a _thread.lock…".
 
-    Paths start with what stands in backquotes in `label`. Looks for at most about two seconds.
+    Paths start with the part of `label` in backquotes. Searches for at most about two seconds.
     """
     quoted = re.search("`([^`]+)`", label)
     search = _Search()
@@ -70,7 +70,7 @@ class _Search:
     def __init__(self) -> None:
         self.tries = _TRIES
         self.deadline = time.monotonic() + _SECONDS
-        self.seen: dict[int, object] = {}  # the objects are held, so that ids stay theirs
+        self.seen: dict[int, object] = {}  # the objects are held, so that their ids are not reused
 
     def failure(self, obj: object) -> BaseException | None:
         """Returns the error that pickling `obj` raises."""
@@ -82,7 +82,7 @@ class _Search:
         return None
 
     def smallest(self, obj: object, path: str, failure: BaseException) -> tuple[str, object, BaseException]:
-        """The deepest object on the way down from `obj` that cannot be pickled."""
+        """Returns the deepest object below `obj` that cannot be pickled, its path and its error."""
         for _ in range(_DEPTH):
             self.seen[id(obj)] = obj
             if _refuses(obj):
@@ -136,7 +136,7 @@ def _members(obj: object) -> Iterator[tuple[str, object]]:
 
 
 def _refuses(obj: object) -> bool:
-    """Returns whether it says by itself that it cannot be sent, better than anything it is made of could."""
+    """Returns whether the object itself explains that it cannot be sent, better than any of its members could."""
     if not isinstance(getattr(type(obj), "__reduce__", None), types.FunctionType):
         return False
     try:

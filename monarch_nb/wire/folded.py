@@ -1,7 +1,7 @@
-"""Several replies in one message: how a host agent folds them, and how the caller opens them.
+"""Several replies in one message, folded by a host agent and unfolded by the caller.
 
-Small answers that are the same, byte for byte, are in it once, however many ranks have given them: what a cast of a
-large mesh costs its caller grows with the number of different answers, not of ranks.
+Small replies that are equal, byte for byte, are in it once, however many ranks have sent them: the cost of a cast of a
+large mesh for its caller grows with the number of different replies, not of ranks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,34 +14,34 @@ from monarch_nb.wire.header import Header, Kind, Status
 from monarch_nb.wire.plain import decode_plain, msgpack_decoder
 
 F = TypeVar("F", bound=InFrame, covariant=True)
-_SAME = 1024  # bytes up to which answers are compared
+_SAME = 1024  # bytes up to which replies are compared
 _MOST = 1 << 24  # ranks
 
 
 class _Part(msgspec.Struct, array_like=True):
-    places: list[tuple[int, int]]  # the first of each stretch, and how many
+    places: list[tuple[int, int]]  # first index and length of each stretch
     status: int
     frames: int
-    logs: list[tuple[str, int]]  # where the output of each process stood that has written any
+    logs: list[tuple[str, int]]  # the position of the output of each process with any
 
 
 class Folded(NamedTuple, Generic[F]):
-    """One answer of all ranks in these places."""
+    """One reply of all ranks at these indices."""
 
     places: Sequence[range]
-    header: Header  # of the first
+    header: Header  # of the first reply
     frames: Sequence[F]
-    logs: tuple[tuple[str, int], ...]  # where the output of processes stands that have written any
+    logs: tuple[tuple[str, int], ...]  # the position of the output of each process with any
 
     @classmethod
     def of(cls, reply: Header, frames: Sequence[F]) -> "Folded[F]":
-        """The answer of one rank."""
+        """Returns the reply of one rank."""
         logs = ((reply.src, reply.log),) if reply.log else ()
         return cls((range(reply.index, reply.index + 1),), reply, frames, logs)
 
 
 def fold(replies: Iterable[Folded[F]]) -> list[bytes | F]:
-    """The body of a FOLDED message that holds these replies."""
+    """Returns the body of a FOLDED message that contains these replies."""
     parts: list[_Part] = []
     spans: list[list[range]] = []
     frames: list[F] = []
@@ -66,7 +66,7 @@ def fold(replies: Iterable[Folded[F]]) -> list[bytes | F]:
 def _key(header: Header, body: Sequence[InFrame]) -> tuple[int, bytes] | None:
     """Returns the key that equal replies share; None for a reply that is not folded.
 
-    One with memory of its own beside its pickle would share that with the others.
+    A reply with memory of its own beside its pickle would share that with the others.
     """
     if len(body) != 1 or header.status == Status.FAILURE or (first := memoryview(in_memory(body[0]))).nbytes > _SAME:
         return None
@@ -88,7 +88,7 @@ _decoder = msgpack_decoder(list[_Part])
 
 
 def unfold(header: Header, frames: Sequence[F]) -> list[Folded[F]]:
-    """The replies in a FOLDED message. Raises msgspec.DecodeError on anything else."""
+    """Returns the replies in a FOLDED message. Raises msgspec.DecodeError on any other message."""
     replies: list[Folded[F]] = []
     position = 1
     parts = decode_plain(in_memory(frames[0]), _decoder) if frames else []
@@ -117,7 +117,7 @@ def unfold(header: Header, frames: Sequence[F]) -> list[Folded[F]]:
 
 
 def unfold_each(header: Header, frames: Sequence[F]) -> Iterator[tuple[Header, list[F]]]:
-    """The same, one by one. Raises msgspec.DecodeError on anything else, before the first."""
+    """Yields the replies one by one. Raises msgspec.DecodeError on any other message, before the first."""
     for folded in unfold(header, frames):
         for index in (index for span in folded.places for index in span):
             yield msgspec.structs.replace(folded.header, index=index), list(folded.frames)

@@ -1,4 +1,4 @@
-"""Which function of a process takes which engine message."""
+"""The handlers of engine messages in a process."""
 
 import logging
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class VerbTakenError(ValueError):
 
 
 class Asker(Generic[R]):
-    """The sender of a request, to be answered from any thread: now or later, once or not at all."""
+    """The sender of a request, which is answered from any thread: now or later, once or not at all."""
 
     __slots__ = ("_answer", "header", "lane")
 
@@ -39,16 +39,16 @@ class Asker(Generic[R]):
 
     @property
     def waits(self) -> bool:
-        """Returns whether an answer is waited for."""
+        """True if an answer is awaited."""
         return self.header.port != 0
 
     def reply(self, reply: R) -> None:
-        """Answers the request, where an answer is waited for."""
+        """Answers the request, if an answer is awaited."""
         if self.header.port and isinstance(reply, msgspec.Struct):
             self._answer(self.header, Status.VALUE, reply, self.lane)
 
     def refuse(self, reason: str) -> None:
-        """Says why the request is not carried out, where an answer is waited for."""
+        """Reports why the request is not carried out, if an answer is awaited."""
         if self.header.port:
             self._answer(self.header, Status.EXCEPTION, Refused(reason), self.lane)
 
@@ -58,19 +58,19 @@ _Handled = tuple[Verb[Any, Any], Handler[Any, Any]]
 
 
 class Handlers:
-    """The verbs that one process takes. `owner` is what it is called in refusals: "host agents", "processes"."""
+    """The verbs that one process handles. `owner` is its name in refusals: "host agents", "processes"."""
 
     def __init__(self, owner: str, answer: Answer) -> None:
         self._owner = owner
         self._answer = answer
         self._handlers: dict[str, _Handled] = {}
-        self.closed = False  # errors from now on are a consequence of leaving, and are not logged
+        self.closed = False  # further errors result from leaving, and are not logged
 
     def handle(self, verb: Verb[Q, R], function: Handler[Q, R]) -> None:
-        """From now on `function(request, asker)` takes a verb; it is called on the reading thread and must not block.
+        """Handles a verb by `function(request, asker)`, which is called on the reading thread and must not block.
 
-        What it returns is the reply; with None the request has been, or will be, answered by `asker.reply`.
-        Raises VerbTakenError where the verb has a handler.
+        Its result is the reply; with None the request has been, or will be, answered by `asker.reply`.
+        Raises VerbTakenError if the verb has a handler.
         """
         entry = (verb, function)
         if self._handlers.setdefault(verb.name, entry) is not entry:
@@ -79,14 +79,14 @@ class Handlers:
             )
 
     def release(self, verb: Verb[Q, R]) -> None:
-        """Nobody takes a verb any more."""
+        """Removes the handler of a verb."""
         self._handlers.pop(verb.name, None)
 
     def __contains__(self, name: str) -> bool:
         return name in self._handlers
 
     def take(self, header: Header, body: Frame) -> None:
-        """Hands one message to its handler. Raises nothing: errors are logged, and sent to the requester."""
+        """Passes one message to its handler. Raises nothing: errors are logged, and sent to the requester."""
         asker: Asker[object] = Asker(header, self._answer)
         try:
             entry = self._handlers.get(header.method)

@@ -15,9 +15,9 @@ class Kind(IntEnum):
     REPLY = 2  # the answer to a CALL, to a port
     CAST = 3  # a CALL for many actors, to be spread by host agents
     FOLDED = 4  # several REPLYs in one message, folded by a host agent
-    PORT = 5  # a value for a port that somebody opened by hand
+    PORT = 5  # a value for a port that a program has opened
     CONTROL = 6  # engine to engine; the body is msgspec, never a pickle
-    RETURNED = 7  # a message that could not be delivered, back at its sender's process
+    RETURNED = 7  # an undeliverable message on its return to its sender's process
     GIVEN_BACK = 8  # between neighbours: loans of memory files; the body is their numbers
 
 
@@ -32,9 +32,9 @@ class Status(IntEnum):
 class Flags(IntFlag):
     """Further properties of a message, in `Header.flags`. A test costs a microsecond: not for hot paths."""
 
-    REPORTED_ELSEWHERE = 1  # a RETURNED whose caller learns of the same end by watching the process
-    JUDGING = 2  # sent while its sender judged a message that did not arrive; no such one is judged itself
-    UNRETURNED = 4  # a PORT message that nobody minds losing
+    REPORTED_ELSEWHERE = 1  # a RETURNED whose caller learns of the end by watching the process
+    JUDGING = 2  # sent while its sender judged a lost message; is not judged itself
+    UNRETURNED = 4  # a PORT message that may be lost
     TO_ENGINES = 8  # a CAST of a CONTROL message, not of a CALL; its receivers answer with a REPLY
 
 
@@ -47,29 +47,29 @@ class Layout(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def size(self) -> int:
-        """Number of procs."""
+        """The number of procs."""
         return len(self.hosts) * self.per_host
 
     def host_of(self, rank: int) -> str:
-        """The host id on which `rank` lives."""
+        """Returns the id of the host on which `rank` lives."""
         return self.hosts[rank // self.per_host]
 
     def ranks_on(self, host: str) -> range:
-        """The ranks that live on a host, if any."""
+        """Returns the ranks that live on a host, if any."""
         if host not in self.hosts:
             return range(0)
         first = self.hosts.index(host) * self.per_host
         return range(first, first + self.per_host)
 
     def address(self, rank: int, incarnation: int = 0) -> str:
-        """The process address of one rank in one of its incarnations."""
+        """Returns the process address of one rank in one of its incarnations."""
         return proc_address(self.host_of(rank), self.uid, rank, incarnation)
 
 
 class Run(msgspec.Struct, array_like=True, frozen=True):
     """`count` ranks from `rank` in steps of `stride` that share both incarnations and their next number.
 
-    `index` is the first one's place in the region the message was sent to; places step by `index_stride`.
+    `index` is the index of the first one in the region that the message was sent to; indices step by `index_stride`.
     """
 
     rank: int
@@ -83,30 +83,30 @@ class Run(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CastPlan(msgspec.Struct, array_like=True, frozen=True):
-    """One cast as a host agent sees it: its runs of ranks, and its place in the tree of agents.
+    """One cast for a host agent: its runs of ranks, and its place in the tree of agents.
 
-    It names the hosts of its own subtree alone: what it costs an agent does not grow with the mesh.
+    It names the hosts of its own subtree alone: its cost for an agent does not grow with the mesh.
     """
 
     uid: str  # of the proc mesh
     per_host: int
     runs: tuple[Run, ...]
-    hosts: tuple[int, ...] = ()  # numbers, in the layout of the mesh, of those that hold any of the ranks, in order
-    names: tuple[str, ...] = ()  # and what they are called; the first one's agent is the head
+    hosts: tuple[int, ...] = ()  # numbers, in the layout of the mesh, of the hosts with any of the ranks, in order
+    names: tuple[str, ...] = ()  # their ids; the first one's agent is the head
     fanout: int = 8
 
     @property
     def head(self) -> str:
-        """The host whose agent spreads it."""
+        """The host whose agent spreads the cast."""
         return self.names[0]
 
 
-MOST_NAMED = 8  # of unread calls in a header; with so many, those between the last one and the message's own are unread
-SKIP = "__skip__"  # method of a CALL or CAST that stands in the place of one that was numbered and is lost
+MOST_NAMED = 8  # of unread calls in a header; if that many, all between the last one and the message's own are unread
+SKIP = "__skip__"  # method of a CALL or CAST that replaces a numbered one that was lost
 
 
 class Header(msgspec.Struct, array_like=True, gc=False):
-    """Says where a message goes and what it is; the body follows in frames of its own."""
+    """The destination and kind of a message; the body follows in frames of its own."""
 
     kind: int
     dst: str  # process address
@@ -121,17 +121,17 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     index: int = 0  # place in the region the message was sent to; a REPLY echoes it
     extent: tuple[tuple[str, ...], tuple[int, ...]] | None = None  # of that region
     status: int = 0
-    call: str = ""  # id of the call all this belongs to: logs, deadlocks
+    call: str = ""  # id of the outermost call: for logs, deadlocks
     chain: tuple[str, ...] = ()  # calls that wait for this one, outermost first
-    log: int = 0  # REPLY: where the process's log stood when the endpoint returned
+    log: int = 0  # REPLY: position of the process's log when the endpoint returned
     plan: CastPlan | None = None
     buffers: tuple[tuple[int, ...], ...] = ()  # (pid, fd, length, …) of bodies in files, after the frames
     flags: int = 0  # of `Flags`
-    actor: str = ""  # human name of who sent it, for errors
-    trace: str = ""  # W3C traceparent of the span it was sent in, where spans are recorded
-    loan: int = 0  # of the memory files in `buffers`, to be given back; 0: they are for good
+    actor: str = ""  # display name of the sender, for errors
+    trace: str = ""  # W3C traceparent of the span of the send, where spans are recorded
+    loan: int = 0  # of the memory files in `buffers`, to be returned; 0: given for good
     # CALL, CAST: its number among its controller's calls of the mesh, and those of earlier ones whose results are
-    # unread: answers are stored until a later message does not name the call. Empty where they need not be.
+    # unread: replies are stored until a later message does not name the call. Empty if they need not be.
     unread: tuple[int, ...] = ()
 
 
@@ -142,12 +142,12 @@ _decoder = msgpack_decoder(Header)
 
 
 def encode_header(header: Header) -> bytes:
-    """The header as bytes."""
+    """Returns the header as bytes."""
     return _encoder.encode(header)
 
 
 def decode_header(data: bytes | memoryview) -> Header:
-    """The header of some bytes. Raises msgspec.DecodeError on garbage."""
+    """Returns the header of some bytes. Raises msgspec.DecodeError on other bytes."""
     header = decode_plain(data, _decoder)
     if header.plan is not None:
         _check(header.plan)
@@ -155,7 +155,7 @@ def decode_header(data: bytes | memoryview) -> Header:
 
 
 def _check(plan: CastPlan) -> None:
-    """Rejects plans in which a few bytes stand for more ranks than there can be, since all are visited."""
+    """Rejects plans in which a few bytes describe more ranks than possible, since all are visited."""
     counts = [run.count for run in plan.runs]
     most = min(_MOST_RANKS, len(plan.hosts) * plan.per_host)
     if plan.per_host < 1 or min(counts, default=0) < 0 or sum(counts) > most:

@@ -1,7 +1,7 @@
 """The ids of hosts, and the names that a controller gives them.
 
 An id such as `node7.1f2e3d` has the name of the machine and a token: several hosts may be on one machine, and another
-kernel's may have been there before. People are shown `node7`, and of a second one there that the controller meets
+kernel may have started one there before. Users see `node7`, and for a second one there that the controller meets
 `node7·2`: so the same program shows the same names each time.
 
 Only a controller gives names. Other processes meet hosts in another order and would call the same host something else,
@@ -12,10 +12,10 @@ import platform
 import re
 import threading
 
-_LONGEST = 20  # characters of a machine's name in an id: sockets lie in folders of that name, and their paths are short
+_LONGEST = 20  # characters of a machine's name in an id: sockets are in folders of that name, and their paths are short
 _TOKEN = r"\.(?:[0-9a-f]{10}|[0-9a-f]{6})"
 _ID = re.compile(rf"(.+){_TOKEN}")
-# An id in a text: also at the beginning of an address, and before the full stop of a sentence, but no part of a path.
+# An id in a text, also at the start of an address and before the full stop of a sentence, but not in a path.
 _WRITTEN = re.compile(rf"(?<![\w./~-])[\w~-]+{_TOKEN}(?!\.?[\w-])")
 _names: dict[str, str] | None = None  # by id; None in a process that is no controller
 _counts: dict[str, int] = {}  # of hosts, by the machine's name
@@ -23,7 +23,7 @@ _naming = threading.Lock()
 
 
 def host_id(token: str, machine: str | None = None) -> str:
-    """The id of a host on a machine, this one if none is named."""
+    """Returns the id of a host on a machine, by default this one."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", (platform.node() if machine is None else machine).partition(".")[0])
     if len(name) > _LONGEST:
         name = f"{name[: _LONGEST // 2 - 1]}~{name[-_LONGEST // 2 :]}"
@@ -31,9 +31,9 @@ def host_id(token: str, machine: str | None = None) -> str:
 
 
 def host_name(host: str) -> str:
-    """The name that a controller gives to a host, or to each of several with commas between them.
+    """Returns the name that a controller gives to a host, or to each of several with commas between them.
 
-    In other processes, and for an id that somebody chose, it is the id.
+    In other processes, and for an id chosen by a user, it is the id.
     """
     if _names is None:
         return host
@@ -51,9 +51,9 @@ def host_name(host: str) -> str:
 
 
 def with_host_names(text: str) -> str:
-    """A text, such as another process's error, with the ids of hosts replaced by the names that they have here.
+    """Returns a text, such as another process's error, with the ids of hosts replaced by their names here.
 
-    Ids of hosts that have no name here stay, and so does the whole text in a process that is no controller.
+    Ids of unknown hosts stay, and so does the whole text in a process that is no controller.
     """
     if not _names or "." not in text:
         return text
@@ -62,7 +62,7 @@ def with_host_names(text: str) -> str:
 
 
 def begin_host_names() -> None:
-    """This process is the controller of a new cluster, and gives names from now on; those that it gave are void."""
+    """Makes this process the controller of a new cluster, which gives names from now on; earlier names are void."""
     global _names
     with _naming:
         _names = {}

@@ -1,4 +1,4 @@
-"""The pickler of message bodies: cloudpickle, with tensors and classes by value in our own way."""
+"""The pickler of message bodies: cloudpickle, with tensors and by-value classes in the engine's own way."""
 
 import functools
 import pickle
@@ -40,7 +40,7 @@ class _Sink:
         self.write = write
 
 
-# How programs want objects of some types taken apart; by type, as in `copyreg`. It goes before our own ways.
+# Reductions that programs set for objects of some types, as in `copyreg`. They precede the engine's own.
 Reducer = Callable[[Any], object]  # of objects of one type: see `copyreg`
 REDUCERS: dict[type, Reducer] = {}
 
@@ -52,7 +52,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         self.cargo = cargo
         self.chunks: list[bytes | bytearray] = []
         self.buffers: list[memoryview | DeviceFile] = []
-        self._gpu = gpu  # whether tensors of a GPU may go as files of it
+        self._gpu = gpu  # whether tensors of a GPU may be sent as files of it
         self.named: dict[str, type] = {}
         self.files: dict[str, str | None] = {}
         self._storages: dict[tuple[int, int], Storage] = {}
@@ -61,7 +61,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         super().__init__(_Sink(self.chunks.append), protocol=5, buffer_callback=keep)
 
     def getvalue(self) -> bytes:
-        """All pickles so far, in one."""
+        """Returns all pickles so far, as one."""
         return b"".join(self.chunks)
 
     def reducer_override(self, obj: Any) -> object:
@@ -103,7 +103,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
 
 def _keeper(buffers: list[memoryview | DeviceFile]) -> Callable[[pickle.PickleBuffer], bool]:
     def keep(buffer: pickle.PickleBuffer) -> bool:
-        """Returns whether the pickle is to hold the buffer itself."""
+        """Returns whether the pickle contains the buffer itself."""
         view = buffer.raw()
         if type(view.obj) is Marker:
             buffers.append(view.obj.file)
@@ -117,7 +117,7 @@ def _keeper(buffers: list[memoryview | DeviceFile]) -> Callable[[pickle.PickleBu
 
 
 def _reduce_exception(exc: BaseException) -> object:
-    """Exceptions with an `__init__` of their own are rebuilt without calling it: `args` need not be what it takes."""
+    """Rebuilds exceptions with an `__init__` of their own without calling it, since `args` need not fit it."""
     cls = type(exc)
     if (
         cls.__reduce__ is not BaseException.__reduce__
@@ -131,11 +131,11 @@ def _reduce_exception(exc: BaseException) -> object:
 def rebuild_exception(
     cls: type[BaseException], args: tuple[object, ...], state: dict[str, object] | None
 ) -> BaseException:
-    """The exception that was pickled as its class, arguments and attributes."""
+    """Returns an exception that was pickled as its class, arguments and attributes."""
     exc: BaseException = cls.__new__(cls, *args)
     for base in cls.__mro__:
         if not isinstance(base.__dict__.get("__init__"), (types.FunctionType, type(None))):
-            base.__dict__["__init__"](exc, *args)  # that of a builtin, which sets what it keeps outside of __dict__
+            base.__dict__["__init__"](exc, *args)  # of a builtin, which sets its state outside of __dict__
             break
     exc.args = args
     if state:
@@ -143,7 +143,7 @@ def rebuild_exception(
     return exc
 
 
-# What would pickle as a name in __main__, or not at all.
+# Objects that would be pickled as a name in __main__, or not at all.
 
 
 def _reduce_lru_cache(cached: "functools._lru_cache_wrapper[object]") -> object:
@@ -156,7 +156,7 @@ def _reduce_lru_cache(cached: "functools._lru_cache_wrapper[object]") -> object:
 def rebuild_lru_cache(
     function: Callable[..., object], maxsize: int | None, typed: bool
 ) -> "functools._lru_cache_wrapper[object]":
-    """An empty cache around `function`."""
+    """Returns an empty cache around `function`."""
     return functools.lru_cache(maxsize, typed)(function)
 
 
@@ -165,7 +165,7 @@ def _reduce_cached_property(prop: "functools.cached_property[object]") -> object
 
 
 def rebuild_cached_property(function: Callable[[Any], object], name: str | None) -> "functools.cached_property[object]":
-    """A cached property, which holds a lock up to Python 3.11."""
+    """Returns a cached property, which contains a lock up to Python 3.11."""
     prop = functools.cached_property(function)
     if name is not None:
         prop.attrname = name
@@ -179,8 +179,8 @@ def _reduce_new_type(new_type: typing.NewType) -> object:
 
 
 def rebuild_new_type(name: str, supertype: object, module: str) -> object:
-    """A `typing.NewType` that has no module to be imported from."""
-    make: Any = typing.NewType  # a variable, as type checkers take the call for a declaration
+    """Returns a `typing.NewType` without a module to be imported from."""
+    make: Any = typing.NewType  # a variable, since type checkers take the call for a declaration
     new_type = make(name, supertype)
     new_type.__module__ = module
     return new_type
@@ -190,12 +190,12 @@ _FILE_NAME = 10  # the position of `co_filename` among the parameters of `types.
 
 
 def reduce_code(code: types.CodeType) -> object:
-    """Code with the name of its file, which tracebacks and breakpoints need; cloudpickle leaves it out since 3.1.3."""
+    """Reduces code with its file name for tracebacks and breakpoints; cloudpickle omits it since 3.1.3."""
     make, values = cp._code_reduce(code)
     return make, (*values[:_FILE_NAME], code.co_filename, *values[_FILE_NAME + 1 :])
 
 
-# Of a pickler that is cloudpickle's but for the names of files.
+# For a pickler that differs from cloudpickle's only in names of files.
 DISPATCH_TABLE: ChainMap[type, Reducer] = ChainMap({types.CodeType: reduce_code}, *cp.Pickler.dispatch_table.maps)
 
 _SPECIAL: dict[type, Reducer] = {
@@ -207,7 +207,7 @@ _SPECIAL: dict[type, Reducer] = {
 
 
 def _warn_of_big_captures(function: types.FunctionType, captured: Mapping[str, object]) -> None:
-    """Warn, naming variable and function, of each of the `captured` globals that is large."""
+    """Warns, naming variable and function, of each of the `captured` globals that is large."""
     for name, value in captured.items():
         if isinstance(value, _SMALL):
             continue
@@ -222,7 +222,7 @@ def _warn_of_big_captures(function: types.FunctionType, captured: Mapping[str, o
 
 
 def _weight(value: object, depth: int) -> int:
-    """About how many bytes `value` takes in a pickle; looks at a bounded number of members."""
+    """Estimates the bytes of `value` in a pickle; visits a bounded number of members."""
     if isinstance(value, (bytes, bytearray, str, memoryview)):
         return len(value)
     if isinstance(value, (list, tuple, set, frozenset, dict)):

@@ -1,8 +1,8 @@
-"""Plain data in bytes: msgpack and JSON of types that are known, never a pickle.
+"""Plain data in bytes: msgpack and JSON of known types, never a pickle.
 
-Whoever decodes structs makes the decoder here. msgspec (0.22) notes that it knows a struct before it has looked at the
-fields, for the sake of structs that hold themselves. A second thread that meets the struct in that moment reads what is
-not there yet, and the process ends with SIGSEGV. So one thread at a time gets to know structs.
+All decoders of structs are created here. msgspec (0.22) marks a struct as known before it has read the fields, to
+support structs that contain themselves. A second thread that meets the struct in that moment reads missing data, and
+the process ends with SIGSEGV. So one thread at a time makes structs known.
 """
 
 import os
@@ -18,7 +18,7 @@ _knowing = threading.RLock()  # a signal handler may decode, too
 
 def _begin_anew() -> None:
     global _knowing
-    _knowing = threading.RLock()  # the thread that had it may not be in the fork
+    _knowing = threading.RLock()  # the thread that held it may not be in the fork
 
 
 os.register_at_fork(after_in_child=_begin_anew)
@@ -37,14 +37,14 @@ def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def converted(value: object, kind: type[T]) -> T:
-    """Dicts, lists and the like as a type. Raises msgspec.ValidationError."""
+    """Converts dicts, lists and the like to a type. Raises msgspec.ValidationError."""
     with _knowing:
         return msgspec.convert(value, kind)
 
 
 def decode_plain(data: bytes | bytearray | memoryview, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """Decodes bytes. Raises msgspec.DecodeError, of which ValidationError is one, on anything else."""
+    """Decodes bytes. Raises msgspec.DecodeError, or its subclass ValidationError, on other bytes."""
     try:
         return decoder.decode(data)
-    except UnicodeDecodeError as error:  # which msgspec lets through
+    except UnicodeDecodeError as error:  # not caught by msgspec
         raise msgspec.DecodeError(str(error)) from None

@@ -1,12 +1,12 @@
-"""Pickling of torch tensors: their storage out of band, everything else in a few words of pickle.
+"""Pickling of torch tensors: their storage out of band, everything else in a short pickle.
 
-What arrives equals what was sent in shape, dtype, values, strides, `requires_grad` and being a Parameter. A tensor on a
-GPU arrives on the GPU of the same number, or on the current one where there are fewer; on the CPU in a process without
-a GPU, and in the controller, which leaves GPUs alone. Its bytes go through the memory of the host. A tensor that covers
-at least half of its storage brings the storage along, and every later view of that storage in the same message shares
-it there too. A smaller view brings its own elements only, never the big storage behind it (a scattered one is made
-dense). What has no plain strided memory (sparse, nested, quantized, meta, subclasses, tensors with attributes or hooks
-of their own) is taken apart by torch's own pickling; storages that come up there travel out of band all the same.
+A received tensor equals the sent one in shape, dtype, values, strides, `requires_grad` and being a Parameter. A tensor
+on a GPU arrives on the GPU of the same number, or on the current one if there are fewer; on the CPU in a process
+without a GPU, and in the controller, which leaves GPUs alone. Its bytes go through the memory of the host. A tensor
+that covers at least half of its storage brings the storage along, and every later view of that storage in the same
+message shares it there too. A smaller view brings only its own elements, never the large storage behind it (a scattered
+one becomes dense). Tensors without plain strided memory (sparse, nested, quantized, meta, subclasses, tensors with
+attributes or hooks of their own) are pickled by torch itself; storages within them are sent out of band all the same.
 """
 
 import ctypes
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 # torch.dtype -> its name in torch
 _dtype_names: "dict[torch.dtype, str]" = {}
-_STAGED = 1 << 20  # bytes; from here on pinned memory is worth its turns
+_STAGED = 1 << 20  # bytes; above, pinned memory is worthwhile
 
 
 class _Landing:
     """The devices on which tensors of GPUs arrive in this process."""
 
-    on_gpus = False  # they are put on its GPU, if it has one
+    on_gpus = False  # tensors are put on its GPU, if it has one
     pretends = False  # its GPUs are pretended: for torch, their tensors are on the CPU
 
 
 def land_on_gpus() -> None:
-    """Tensors of GPUs that arrive in this process are put on its GPU from now on, if it has one."""
+    """Puts received tensors of GPUs on this process's GPU from now on, if it has one."""
     _Landing.on_gpus = True
     _Landing.pretends = os.environ.get("MONARCH_NB_GPU") == "pretence"
 
 
 class Storage:
-    """The bytes of one storage, on their way into a message; `device` is the GPU that they come from."""
+    """The bytes of one storage for a message; `device` is the GPU that they come from."""
 
     __slots__ = ("buffer", "device")
 
@@ -66,25 +66,25 @@ def _torch() -> Any:
     return module
 
 
-# Types whose objects Python would look for by name in every module, and might find in the program's own; or not at all.
+# Types whose objects Python would search by name in every module, and might find in the program's own, or not at all.
 NAMED_BY_TORCH = frozenset({"memory_format", "layout", "qscheme"})
 
 
 def torchs_own(name: str) -> object:
-    """The object that PyTorch calls `torch.<name>`, with the prefix or without."""
+    """Returns the object that PyTorch calls `torch.<name>`, with the prefix or without."""
     return getattr(importlib.import_module("torch"), name.removeprefix("torch."))
 
 
 def tensor_types() -> tuple[type, ...]:
-    """`torch.Tensor` and `Parameter`, if torch is imported; else nothing."""
+    """Returns `torch.Tensor` and `Parameter`, if torch is imported; else nothing."""
     parameter = getattr(sys.modules.get("torch.nn.parameter"), "Parameter", None)
     return () if parameter is None else (sys.modules["torch"].Tensor, parameter)
 
 
 def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage], *, gpu: bool = False) -> object:
-    """A reduction of `tensor`, or NotImplemented where torch's own has to do. `storages` are the message's so far.
+    """Returns a reduction of `tensor`, or NotImplemented for torch's own. `storages` are the message's so far.
 
-    With `gpu`, large tensors of a GPU go as files of it (`DeviceFile`).
+    With `gpu`, large tensors of a GPU are sent as files of it (`DeviceFile`).
     """
     torch = sys.modules["torch"]
     on_cpu = tensor.is_cpu
@@ -129,11 +129,11 @@ def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage], *, gpu:
 
 
 def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage], *, gpu: bool = False) -> object:
-    """A reduction of a bare torch storage, as torch's own pickling of tensors brings it: its bytes out of band, too.
+    """Returns a reduction of a bare torch storage within torch's own pickling of tensors, with its bytes out of band.
 
-    One without bytes is left to torch.
+    A storage without bytes is left to torch.
     """
-    untyped = getattr(storage, "_untyped_storage", storage)  # asking the typed one itself warns
+    untyped = getattr(storage, "_untyped_storage", storage)  # access to the typed one itself warns
     size, dtype = untyped.nbytes(), None if untyped is storage else storage.dtype
     if untyped.device.type == "meta" or not size:
         return NotImplemented
@@ -144,7 +144,7 @@ def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage], *, gp
 
 
 def rebuild_storage(storage: "torch.UntypedStorage", dtype: "torch.dtype | None") -> object:
-    """The storage that `reduce_storage` took apart; `dtype` is that of one with a type."""
+    """Returns the storage that `reduce_storage` reduced; `dtype` is that of a typed one."""
     if dtype is None:
         return storage
     kind = _torch().TypedStorage
@@ -152,7 +152,7 @@ def rebuild_storage(storage: "torch.UntypedStorage", dtype: "torch.dtype | None"
 
 
 def open_storage(buffer: "Frame") -> Any:
-    """The torch storage made of `buffer`, without a copy if it may be written to."""
+    """Returns the torch storage on `buffer`, without a copy if it is writable."""
     torch = _torch()
     if memoryview(buffer).readonly:
         buffer = bytearray(buffer)
@@ -160,7 +160,7 @@ def open_storage(buffer: "Frame") -> Any:
 
 
 def open_on_gpu(buffer: Any, device: int) -> Any:
-    """The torch storage made of `buffer`, on a GPU if this process puts tensors there; blocks until it is."""
+    """Returns the torch storage on `buffer`, on a GPU if this process puts tensors there; blocks until it is."""
     gpu = driver()
     if type(buffer) is DeviceFile:
         assert gpu is not None, "a file of a GPU in a process that has none"
@@ -195,9 +195,9 @@ def rebuild_tensor(
     requires_grad: bool,
     is_parameter: bool,
 ) -> Any:
-    """The tensor that `reduce_tensor` took apart."""
+    """Returns the tensor that `reduce_tensor` reduced."""
     torch = _torch()
-    # The device is said because of `torch.set_default_device`.
+    # The device is explicit because of `torch.set_default_device`.
     if storage is None:
         tensor = torch.empty_strided(shape, strides or (), dtype=getattr(torch, dtype), device="cpu")
     else:
@@ -211,7 +211,7 @@ def rebuild_tensor(
 
 
 def without_modes() -> AbstractContextManager[None]:
-    """A context in which no torch mode (fake tensors, default devices…) of the calling thread is in force."""
+    """Returns a context in which no torch mode (fake tensors, default devices…) of the calling thread is in force."""
     functions: Any = getattr(sys.modules.get("torch"), "_C", None)
     try:
         dispatching, overriding = functions._len_torch_dispatch_stack(), functions._len_torch_function_stack()
@@ -229,7 +229,7 @@ class _ModesOff:
     def __init__(self, dispatching: bool, overriding: bool) -> None:
         torch = _torch()
         contexts = (torch.utils._python_dispatch._disable_current_modes(),) if dispatching else ()
-        # DisableTorchFunction also switches off what modes do to functions.
+        # DisableTorchFunction also disables the effect of modes on functions.
         self._contexts: list[Any] = [
             *contexts,
             *((torch._C.DisableTorchFunction(),) if overriding else ()),
@@ -245,7 +245,7 @@ class _ModesOff:
 
 
 def _taken(torch: ModuleType, memory: Any, start: int, size: int, as_file: bool) -> Storage:
-    """The bytes of a part of a storage; of one on a GPU a copy of them, once its work so far is done."""
+    """Returns the bytes of a part of a storage; for a GPU a copy, made after its present work."""
     on_gpu = memory.device.type == "cuda"
     gpu = driver() if on_gpu or _Landing.pretends else None
     device: int | None = memory.device.index if on_gpu else None
@@ -270,7 +270,7 @@ def _taken(torch: ModuleType, memory: Any, start: int, size: int, as_file: bool)
 
 
 def _bytes_of(torch: ModuleType, memory: Any, start: int, size: int) -> object:
-    """A buffer over the storage `memory` that keeps it alive."""
+    """Returns a buffer over the storage `memory` that keeps it alive."""
     raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory, start, (size,), (1,))
     try:
         return raw.numpy()

@@ -1,4 +1,4 @@
-"""Texts and numbers of values that are not ours: no code of theirs breaks them, and a terminal obeys none of it."""
+"""Texts and numbers of foreign values: their code cannot break them, and terminals execute no commands in them."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ _COMMANDS = re.compile(
     r"|\x1b[ -/]+[0-~]"  # character sets
     r"|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 )
-_CONTROL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # quick to find that there is none
-_SUSPECT = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;:]*m)")  # no colour
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # a quick check for none
+_SUSPECT = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;:]*m)")  # except colours
 _TYPE: Any = vars(type)  # a metaclass may have names of its own
 
 
@@ -26,7 +26,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def size_text(count: float) -> str:
-    """Bytes in three digits: 512 B, 4.00 MB, 16.0 GB; 1 kB is 1024 B."""
+    """Returns bytes in three digits: 512 B, 4.00 MB, 16.0 GB; 1 kB is 1024 B."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value /= 1024
@@ -36,7 +36,7 @@ def size_text(count: float) -> str:
 
 
 def harmless(text: str) -> str:
-    """A text without commands to a terminal but colours, tabs, ends of lines, carriage returns and backspaces."""
+    """Returns a text without terminal commands except colours, tabs, ends of lines, carriage returns and backspaces."""
     if _CONTROL.search(text) is None or _SUSPECT.search(text) is None:
         return text
     return _COMMANDS.sub(_without_command, text)
@@ -50,13 +50,13 @@ def _without_command(match: re.Match[str]) -> str:
 
 
 class ThreadCutOff(BaseException):
-    """Thrown into a thread to break off what it does: also the making of a text."""
+    """Thrown into a thread to end its work, also the formatting of a text."""
 
 
 class Harmless(msgspec.Struct, frozen=True):
     """Plain data of which every text, and every tuple of texts, is harmless.
 
-    In a controller the fields in `PROSE`, which are for people to read, call hosts by their names there.
+    In a controller the fields in `PROSE`, which are for display, use its names of hosts.
     """
 
     PROSE: ClassVar[tuple[str, ...]] = ()
@@ -81,12 +81,12 @@ class Harmless(msgspec.Struct, frozen=True):
 
 
 def text_of(value: object) -> str:
-    """`str(value)`, harmless; where that raises, a text that says so."""
+    """Returns `str(value)`, harmless; if that raises, a text about it."""
     return _guarded(str, value)
 
 
 def repr_of(value: object) -> str:
-    """`repr(value)`, harmless; where that raises, a text that says so."""
+    """Returns `repr(value)`, harmless; if that raises, a text about it."""
     return _guarded(repr, value)
 
 
@@ -95,7 +95,7 @@ def _guarded(function: Callable[[object], str], value: object) -> str:
         return _plain(function(value))
     except ThreadCutOff:
         raise
-    except BaseException as failure:  # also SystemExit and KeyboardInterrupt: who wants a text wants nothing else
+    except BaseException as failure:  # also SystemExit and KeyboardInterrupt, since the caller needs a text
         raised = _name(type(failure), "__name__")
         try:
             text = _plain(str(failure))
@@ -106,31 +106,31 @@ def _guarded(function: Callable[[object], str], value: object) -> str:
 
 
 def _plain(text: str) -> str:
-    # A subclass of str may do anything when it is joined or formatted; surrogates alone cannot be sent.
+    # A subclass of str may do anything when it is joined or formatted; lone surrogates cannot be sent.
     text = str.__str__(text)
     return harmless(text if text.isascii() else text.encode("utf-8", "backslashreplace").decode())
 
 
 def type_name(value: object) -> str:
-    """The full name of a value's type, without `builtins` and `__main__`."""
+    """Returns the full name of a value's type, without `builtins` and `__main__`."""
     return full_name(value).removeprefix("builtins.").removeprefix("__main__.")
 
 
 def full_name(value: object) -> str:
-    """The full name of a value's type."""
+    """Returns the full name of a value's type."""
     cls = type(value)
     return f"{_module(cls)}.{_name(cls, '__qualname__')}"
 
 
 def error_line(error: BaseException) -> str:
-    """An exception in one piece: `ValueError: text`, or its type's name alone where it says nothing."""
+    """Returns an exception in one line: `ValueError: text`, or its type's name alone without a text."""
     name, text = _name(type(error), "__name__"), text_of(error)
     return f"{name}: {text}" if text else name
 
 
 def number_of(value: Any) -> float:
-    """`float(value)`; for a tensor or array of one element without the warnings that float() has there."""
-    if hasattr(value, "detach"):  # a gradient may be asked of it
+    """Returns `float(value)`; for a tensor or array of one element without the warnings of float()."""
+    if hasattr(value, "detach"):  # it may require a gradient
         value = value.detach()
     return float(value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value)
 
@@ -149,7 +149,7 @@ _ENDS_IN_ES = ("s", "x", "z", "ch", "sh")
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and what is counted, in the plural unless there is one: `1 failed call`, `3 meshes`."""
+    """Returns a number and its noun, in the plural unless it is one: `1 failed call`, `3 meshes`."""
     if number == 1:
         return f"1 {noun}"
     if noun.endswith("y") and not noun.endswith(("ay", "ey", "oy")):
@@ -158,7 +158,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def with_article(noun: str) -> str:
-    """`a list`, `an int`."""
+    """Returns `a list`, `an int`."""
     return f"{'an' if noun.lstrip('_')[:1].lower() in tuple('aeiou') else 'a'} {noun}"
 
 
@@ -168,7 +168,7 @@ def kind_of(value: object) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of equally many cells as lines whose columns are aligned, two spaces apart."""
+    """Returns rows of equally many cells as lines with aligned columns, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

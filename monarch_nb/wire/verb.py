@@ -1,4 +1,4 @@
-"""An engine message is defined once: its name, what it carries, what answers it, and how urgent it is."""
+"""The definition of an engine message: its name, request, reply and lane."""
 
 from enum import IntEnum
 from typing import Generic, TypeVar, overload
@@ -16,18 +16,18 @@ REPLY = "reply"  # the method of the CONTROL message that answers a request, at 
 
 
 class Lane(IntEnum):
-    """Which of a link's two queues a message takes."""
+    """The queue of a link that a message takes."""
 
     DATA = 0  # in order with calls; its sender waits while the receiver has no room
     URGENT = 1  # overtakes data, and never waits
 
 
 class MalformedMessageError(ValueError):
-    """The body of an engine message is not what its verb says."""
+    """The body of an engine message does not match its verb."""
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The body of requests and replies that have nothing to say but that they are there."""
+    """The body of requests and replies without content."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -40,9 +40,9 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Verb(Generic[Q, R]):
-    """One message between engines. `request` is the struct it carries, `reply` the struct that answers it, or None.
+    """One message between engines. `request` is the struct of its body, `reply` that of the answer, or None.
 
-    Constants of this class live in the `verbs` module of the package whose messages they are.
+    Constants of this class are in the `verbs` module of the package that owns the messages.
     """
 
     __slots__ = ("_replies", "_requests", "doc", "lane", "name", "reply", "request")
@@ -57,16 +57,16 @@ class Verb(Generic[Q, R]):
         self.name = name
         self.request = request
         self.reply = reply
-        self.doc = doc  # what it says or asks, for the table in docs/protocol.md
+        self.doc = doc  # its meaning, for the table in docs/protocol.md
         self.lane = lane
-        self._requests: msgspec.msgpack.Decoder[Q] | None = None  # made when first needed
+        self._requests: msgspec.msgpack.Decoder[Q] | None = None  # created at first use
         self._replies: msgspec.msgpack.Decoder[R] | None = None
 
     def __repr__(self) -> str:
         return f"<verb {self.name}>"
 
     def decode(self, body: Frame) -> Q:
-        """The request in a body. Raises MalformedMessageError."""
+        """Returns the request in a body. Raises MalformedMessageError."""
         decoder = self._requests
         if decoder is None:
             decoder = self._requests = msgpack_decoder(self.request)
@@ -76,7 +76,7 @@ class Verb(Generic[Q, R]):
             raise MalformedMessageError(f"this is no {self.request.__name__} of {self.name}: {error}") from None
 
     def decode_reply(self, body: Frame) -> R:
-        """The reply in a body. Raises MalformedMessageError, and TypeError for a verb that is not answered."""
+        """Returns the reply in a body. Raises MalformedMessageError, and TypeError for a verb without an answer."""
         decoder = self._replies
         if decoder is None:
             if self.reply is None:
@@ -89,7 +89,7 @@ class Verb(Generic[Q, R]):
 
 
 def encode_body(body: msgspec.Struct) -> bytes:
-    """A request or a reply as the bytes of its frame."""
+    """Returns a request or a reply as the bytes of its frame."""
     return _encoder.encode(body)
 
 

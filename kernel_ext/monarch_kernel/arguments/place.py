@@ -29,7 +29,7 @@ class MeshSelection(Struct, frozen=True):
     options: frozenset[str] = frozenset()
 
     def of(self, mesh: Mesh) -> Mesh:
-        """The part of `mesh` that is picked. Raises UsageError for a dimension or an index that it does not have."""
+        """Returns the selected part of `mesh`. Raises UsageError for an unknown dimension or index."""
         if not self.picks:
             return mesh
         region = region_of(mesh)

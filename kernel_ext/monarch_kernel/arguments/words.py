@@ -10,14 +10,14 @@ _DIM = re.compile(r"([^\W\d]\w*)=(.*)", re.ASCII)
 
 
 def split_words(line: str) -> list[str]:
-    """The words of a line, which blanks and commas separate."""
+    """Returns the words of a line, which blanks and commas separate."""
     # The brackets with which documentation marks what may be left out are often typed along. A comma before a number
     # goes on with a list of indices.
     return [word.strip("[]") if "=" in word else word for word in re.split(r"\s*,(?!\d)\s*|\s+", line.strip()) if word]
 
 
 def split_line(usage: str, line: str, options: set[str]) -> tuple[str, list[str], set[str]]:
-    """The name that comes first, the other words, and the options. Raises UsageError."""
+    """Returns the name that comes first, the other words, and the options. Raises UsageError."""
     words = split_words(line)
     magic = usage.split()[0]
     flags = {word for word in words if word.startswith("-")}
@@ -54,12 +54,12 @@ def check_name(name: str) -> None:
 
 
 def is_name(name: str) -> bool:
-    """True if a variable can have this name."""
+    """Returns whether a variable can have this name."""
     return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def read_dim(word: str, example: str) -> tuple[str, str]:
-    """The name of a dimension, and the text after its equals sign. Raises UsageError."""
+    """Returns the name of a dimension, and the text after its equals sign. Raises UsageError."""
     match = _DIM.fullmatch(word)
     if match is None:
         raise UsageError(f"{word!r} is not a dimension: write a name and a number, as in {example}")

@@ -101,7 +101,7 @@ class BreakpointRequests:
         return {}
 
     def _monarch_breakpoints(self, arguments: Message) -> Message:
-        """All breakpoints, with their conditions and log messages."""
+        """Returns all breakpoints, with their conditions and log messages."""
         rows = []
         for path, mark in self.gutter:
             options = self.gutter.options(path, mark.line.number)
@@ -281,7 +281,7 @@ class Adapter:
 
 
 def stopped_event(record: Stopped) -> Message:
-    """The DAP `stopped` event for a rank."""
+    """Returns the DAP `stopped` event for a rank."""
     reason = {"exception": "exception", "failure": "exception"}.get(record.event, "")
     if not reason:
         reason = record.reason if record.reason in ("step", "pause") else "breakpoint"

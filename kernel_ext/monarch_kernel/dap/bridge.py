@@ -252,7 +252,7 @@ class DebugBridge:
     # -- requests (the loop of the control thread) ---------------------------------------------------------------------
 
     async def handle(self, message: Message) -> Message | None:
-        """The response to a request, within a bounded time."""
+        """Returns the response to a request, within a bounded time."""
         self._loop = asyncio.get_running_loop()
         self._presence.request_received()
         command = str(message.get("command") or "")
@@ -282,7 +282,7 @@ class DebugBridge:
         return {**response, "message": error} if error else response
 
     async def _ours(self, command: str, arguments: Message) -> Message:
-        """The adapter's answer, computed on a thread because it blocks for answers of ranks."""
+        """Returns the adapter's answer, computed on a thread because it blocks for answers of ranks."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, functools.partial(self.adapter.answer, command, arguments))
 
@@ -303,7 +303,7 @@ class DebugBridge:
         return body
 
     def _is_own(self, command: str, arguments: Message) -> bool:
-        """True if the request is for the kernel's own debugger, judged by its numbers, or by what is stopped now."""
+        """Returns whether the request is for the kernel's own debugger, by its numbers, or by the stopped threads."""
         assert self._own is not None
         if command in _OF_A_NUMBER:
             return not is_ours(arguments.get(_OF_A_NUMBER[command]))
@@ -344,7 +344,7 @@ class DebugBridge:
         return self._own is not None and self._own.stopped
 
     async def _monarch_alive(self, arguments: Message, message: Message) -> Message:
-        """Heartbeat of the page, due again within `seconds` for as long as a rank is stopped."""
+        """Heartbeat of the page, due again within `seconds` while a rank is stopped."""
         return {"seconds": self._presence.beat()}
 
     def _holds(self) -> bool:
@@ -434,7 +434,7 @@ class DebugBridge:
         send_debug_event(self._kernel, {"type": "event", "seq": self._seq, **event})
 
     def _own_event(self, event: Message) -> None:
-        """An event of the kernel's own debugger, on the control thread."""
+        """Returns an event of the kernel's own debugger, on the control thread."""
         if event.get("event") == "initialized":
             return  # front ends have the adapter's own `initialized`
         send_debug_event(self._kernel, event)
@@ -447,7 +447,7 @@ class DebugBridge:
         return cell_name(self._shell, self._sources.named_here(file)) or file.rpartition("/")[2]
 
     def _is_actor(self, name: str) -> bool:
-        """True for a class of the notebook that is an actor class."""
+        """Returns whether a class of the notebook is an actor class."""
         value: Any = self._shell.user_ns.get(name.partition(".")[0])
         for part in name.split(".")[1:]:
             value = getattr(value, part, None)

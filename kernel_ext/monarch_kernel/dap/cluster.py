@@ -22,7 +22,7 @@ class ClusterRanks:
         return controller_of(runtime) if runtime is not None and not runtime.closed else None
 
     def records(self) -> list[Stopped]:
-        """All stopped threads."""
+        """Returns all stopped threads."""
         controller = self.controller
         return controller.stopped.records() if controller is not None else []
 

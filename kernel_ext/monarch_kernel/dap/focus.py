@@ -30,7 +30,7 @@ class Focus:
         self.pinned = False
 
     def lead(self, records: Sequence[Stopped]) -> Stopped | None:
-        """The rank in focus, None if it is not stopped."""
+        """Returns the rank in focus, None if it is not stopped."""
         return next((record for record in records if record.session == self._lead), None)
 
     def group(self, records: Sequence[Stopped]) -> tuple[Stopped, ...]:
@@ -49,7 +49,7 @@ class Focus:
         return next((group.records for group in self.threads(records) if group.number == thread), ())
 
     def threads(self, records: Sequence[Stopped]) -> list[ThreadOfRanks]:
-        """The rank in focus, then other ranks at its location, then the other groups."""
+        """Returns the rank in focus, then other ranks at its location, then the other groups."""
         lead = self.lead(records)
         parts: list[tuple[Stopped, ...]] = [] if lead is None else [(lead,)]
         for group in grouped(records):

@@ -23,7 +23,7 @@ class GutterMark:
     error: str = ""
 
     def row(self, path: str) -> Message:
-        """The DAP Breakpoint that front ends receive."""
+        """Returns the DAP Breakpoint that front ends receive."""
         body = {"id": self.number, "verified": not self.error, "line": self.line.number, "source": {"path": path}}
         return {**body, "message": self.error} if self.error else body
 
@@ -132,7 +132,7 @@ class Gutter:
 
 
 def ranks_in(condition: str) -> tuple[str, str]:
-    """The ranks that a condition names, and the rest of it: `@gpus=0:4 loss > 1`, as at the prompt."""
+    """Returns the ranks that a condition names, and the rest of it: `@gpus=0:4 loss > 1`, as at the prompt."""
     text = condition.strip()
     if not text.startswith("@"):
         return "", text
@@ -145,7 +145,7 @@ def _no_lines(path: str) -> str:
 
 
 def _error_in(options: MarkOptions) -> str:
-    """The error in the properties of a breakpoint, "" if they are valid."""
+    """Returns the error in the properties of a breakpoint, "" if they are valid."""
     condition = ranks_in(options.condition)[1]
     try:
         passed_often_enough(options.hit_condition, 0)

@@ -10,7 +10,7 @@ FIRST = 1 << 28  # the kernel's own debugger counts from 1
 
 
 def is_ours(number: object) -> bool:
-    """True for a number of the mesh's adapter."""
+    """Returns whether a number is one of the mesh's adapter."""
     return isinstance(number, int) and number >= FIRST
 
 
@@ -34,7 +34,7 @@ class Handles:
         self._by_handle: dict[FrameHandle, int] = {}
 
     def number(self, handle: FrameHandle) -> int:
-        """The number of a frame or a reference."""
+        """Returns the number of a frame or a reference."""
         number = self._by_handle.get(handle)
         if number is None:
             number = self._by_handle[handle] = next(self._numbers)
@@ -42,7 +42,7 @@ class Handles:
         return number
 
     def get(self, number: object) -> FrameHandle | None:
-        """The handle of a number, if it is still valid."""
+        """Returns the handle of a number, if it is still valid."""
         return self._by_number.get(number) if isinstance(number, int) else None
 
     def keep(self, records: Iterable[Stopped]) -> None:

@@ -86,7 +86,7 @@ class InspectionRequests:
         return {"stackFrames": rows[start : start + count], "totalFrames": len(rows)}
 
     def _resolve(self, number: object) -> tuple[Stopped, FrameHandle]:
-        """The rank of a number, and its frame or reference; the frame of the rank in focus if `number` is None."""
+        """Returns the rank of a number, and its frame or reference; by default the frame of the rank in focus."""
         records = self._ranks.records()
         handle = self.handles.get(number)
         if number is None:
@@ -270,7 +270,7 @@ class CellSources:
 
 
 def _variable(variable: Variable, reference: int, *, by_type: bool) -> Message:
-    """A DAP Variable. With `by_type` the front end shows only the type of values that are not scalars."""
+    """Returns a DAP Variable. With `by_type` the front end shows only the type of values that are not scalars."""
     shown = variable.value.text
     kind = shown if by_type and variable.value.type not in SCALARS else variable.value.type
     row: Message = {"name": variable.name, "value": shown, "type": kind, "variablesReference": reference}
@@ -284,12 +284,12 @@ def _variable(variable: Variable, reference: int, *, by_type: bool) -> Message:
 
 
 def _rest(count: int) -> Message:
-    """A row that stands for variables that were not requested."""
+    """Returns a row in place of variables that were not requested."""
     return {"name": "…", "value": f"{count} more", "type": f"{count} more", "variablesReference": 0}
 
 
 def _text_of_answer(answer: CommandAnswer) -> str:
-    """The readable text of an answer."""
+    """Returns the readable text of an answer."""
     parts = [answer.text.rstrip("\n")] if answer.text.strip() else []
     if answer.value is not None:
         parts.append(answer.value.text)
@@ -297,7 +297,7 @@ def _text_of_answer(answer: CommandAnswer) -> str:
 
 
 def _rich(name: str, pairs: Sequence[tuple[Stopped, CommandAnswer]], own_html: str = "") -> Message:
-    """A value as HTML: that of the rank in focus, and how the other ranks differ."""
+    """Returns a value as HTML: that of the rank in focus, and how the other ranks differ."""
     first = pairs[0][1]
     plain = first.error or (first.value.text if first.value is not None else "None")
     parts = []

@@ -59,7 +59,7 @@ class BreakableLines:
                 self._visit(node, prefix)
 
     def at(self, number: int) -> BreakableLine:
-        """The line for a click on line `number`: this line, or the next one that is executed."""
+        """Returns the line for a click on line `number`: this line, or the next one that is executed."""
         if self._run:
             for begin, first, _ in self._functions:
                 if begin <= number < first:
@@ -74,7 +74,7 @@ class BreakableLines:
 
 
 def _body(node: Function) -> int:
-    """The first executed line of a function, which is not its docstring."""
+    """Returns the first executed line of a function, which is not its docstring."""
     first = node.body[0]
     value = first.value if isinstance(first, ast.Expr) else None
     is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)

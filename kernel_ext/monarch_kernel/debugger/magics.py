@@ -99,7 +99,7 @@ class DebugCompletion(LineCompletion):
         return super().values(magic, before[before.index("on") + 1 :] if "on" in before else before, label)
 
     def _functions(self) -> list[str]:
-        """The methods of the existing actors."""
+        """Returns the methods of the existing actors."""
         functions: list[str] = []
         for name in self._session.names("actors"):
             mesh = self._session.find(name)
@@ -304,7 +304,7 @@ class DebugMagics(SessionMagics):
         return cell_name(self.shell, file) or file.rpartition("/")[2]
 
     def _prompt(self, line: str) -> DebugPrompt:
-        """The prompt of this line; it is stored, so that later cells have the same focus and watched expressions."""
+        """Returns the prompt of this line, which is stored: later cells have the same focus and watched expressions."""
         key = " ".join(line.split())
         stored = self._prompts.get(key)
         controller = debug.controller()
@@ -330,7 +330,7 @@ class DebugMagics(SessionMagics):
 
 
 def commands(cell: str) -> list[str]:
-    """The commands of a cell, one in each line; indented lines continue the line before."""
+    """Returns the commands of a cell, one in each line; indented lines continue the line before."""
     texts: list[str] = []
     for line in cell.splitlines():
         if not line.strip() or line.startswith("#"):
@@ -344,7 +344,7 @@ def commands(cell: str) -> list[str]:
 
 
 def last_error(shell: InteractiveShell) -> ActorError | None:
-    """The ActorError that a cell ended with last, also behind another error."""
+    """Returns the ActorError that a cell ended with last, also behind another error."""
     error: Any = getattr(sys, "last_value", None)
     visited: set[int] = set()
     while error is not None and id(error) not in visited:

@@ -52,7 +52,7 @@ class CellPrompt:
         )
 
     def install(self) -> None:
-        """Joins waits, which then show what is stopped."""
+        """Joins waits, which then show stopped threads."""
         self.waits.install()
         self._front.ending.append(self._view.leave_cell)
 
@@ -83,7 +83,7 @@ class CellTerminal:
         return "__vsc_ipynb_file__" not in self._shell.user_ns
 
     def table(self, text: str, *, again: bool) -> bool:
-        """Shows what is stopped, in place of what was shown last where front ends can replace it."""
+        """Shows stopped threads, replacing the last such display if the front end can."""
         if again and not self._front.has_displays:
             return False
         if not again:
@@ -108,7 +108,7 @@ class CellTerminal:
         return self._kernel is None or takes_input(self._kernel)
 
     def ask(self, prompt: str, useless: Callable[[], bool] = lambda: False) -> str:
-        """A typed line; blocks. Raises NoPrompt, EOFError, KeyboardInterrupt on the main thread; and NothingToAsk once
+        """Returns a typed line. Raises NoPrompt, EOFError, KeyboardInterrupt on the main thread; NothingToAsk once
         `useless()` has been true for a while: an answer would change nothing. A terminal waits all the same.
         """
         if not self.can_ask:

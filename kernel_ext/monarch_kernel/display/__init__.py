@@ -103,12 +103,12 @@ def uninstall(shell: "InteractiveShell") -> None:
 
 
 def show(value: Any) -> LiveValue:
-    """A mesh, its results, a failure or a profile as a static display, where there is no IPython: in marimo's cells."""
+    """Returns a mesh, its results, a failure or a profile as a static display without IPython, as in marimo."""
     return live_value(value, _FORMS)
 
 
 def panel() -> LiveValue:
-    """The cluster, as the panel of JupyterLab shows it, where there is no IPython: in marimo's cells."""
+    """Returns the cluster, as the panel of JupyterLab shows it, where there is no IPython: in marimo's cells."""
     return show(ClusterPanel())
 
 

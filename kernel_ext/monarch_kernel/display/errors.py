@@ -118,7 +118,7 @@ class Errors:
 
     @staticmethod
     def _folds(shell: InteractiveShell, error: BaseException, tb: types.TracebackType | None) -> bool:
-        """True for an error of other code that is shown without the library's frames."""
+        """Returns whether an error is one of other code that is shown without the library's frames."""
         if isinstance(error, (SyntaxError, UsageError)) or shell.InteractiveTB.mode == "Verbose":
             return False
         return is_mistake(_frames(tb), _OWN)
@@ -165,7 +165,7 @@ def fate(
 
 
 def without_own(tb: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without the library's frames; unchanged when there are no others."""
+    """Returns the traceback without the library's frames; unchanged when there are no others."""
     parts = _parts(tb)
     new: types.TracebackType | None = None
     for index in reversed(without_engine(_frames(tb), _OWN, _THROUGH)):
@@ -195,7 +195,7 @@ def _linked(error: BaseException) -> BaseException | None:
 
 
 def _likeness(error: BaseException) -> tuple[object, ...]:
-    """A key that is equal for errors with the same type, text and location."""
+    """Returns a key that is equal for errors with the same type, text and location."""
     last = _parts(error.__traceback__)[-1:]
     return type(error), text_of(error), *((part.tb_frame.f_code, part.tb_lineno) for part in last)
 
@@ -222,7 +222,7 @@ def _folded(
 
 
 def error_text(error: BaseException, shell: InteractiveShell, notice: FailureNotice | None = None) -> str:
-    """The text of an error, which people read last and alone."""
+    """Returns the text of an error for display last and alone."""
     name = ansi(type(error).__name__, "title")
     if isinstance(error, ActorError):
         return f"{name}: {_actor_error(error, shell)}"
@@ -247,7 +247,7 @@ def _actor_error(error: ActorError, shell: InteractiveShell) -> str:
 
 
 def _first_rank(error: ActorError) -> str:
-    """The rank whose exception is shown."""
+    """Returns the rank whose exception is shown."""
     runtime = started()
     state = runtime.meshes.get(error.origin[0]) if error.origin and runtime is not None else None
     return "" if state is None or error.origin is None else places_of(state.region, [error.origin[1]])

@@ -16,7 +16,7 @@ def ansi(text: str, style: str) -> str:
 
 
 def failure_bundle(failure: FailureFields) -> dict[str, Any]:
-    """A failure as a display of its own."""
+    """Returns a failure as a display of its own."""
     parts = [heading(failure["title"]), facts(rows(failure))]
     trace = failure.get("traceback")
     if trace:
@@ -48,12 +48,12 @@ def raised_bar(error: ActorError) -> dict[str, object]:
 
 
 def raised_title(error: ActorError) -> str:
-    """The call that failed, and its ranks."""
+    """Returns the call that failed, and its ranks."""
     return error.summary.partition("\n")[0].removeprefix("Actor call ").rstrip(".")
 
 
 def _heal_button(failure: FailureFields) -> str:
-    """A button that heals the mesh, in JupyterLab with the panel."""
+    """Returns a button that heals the mesh, in JupyterLab with the panel."""
     if not failure.get("mesh"):
         return ""
     return lab_button(f"Heal {failure['name']}", "monarch-nb:heal", {"mesh": failure["mesh"]})

@@ -1,4 +1,4 @@
-"""The way in, and what the doctor found, as tables."""
+"""The guide and the doctor's findings, as tables."""
 
 from html import escape
 from typing import TYPE_CHECKING

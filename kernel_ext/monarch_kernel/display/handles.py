@@ -16,7 +16,7 @@ from .tensors import module_html, module_text
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-# Named, not imported: a kernel in which nobody uses tensors does not import torch.
+# Named, not imported: a kernel without tensors does not import torch.
 HANDLE = "monarch_nb.tensor.handle.MeshTensor"
 MESH = "monarch_nb.tensor.mesh.Mesh"
 MODULE = "torch.nn.modules.module.Module"
@@ -53,7 +53,7 @@ class HandleForms:
             by_type[kind].pop(form, None)
 
     def html(self, tensor: Any) -> str:
-        """The placement of a tensor."""
+        """Returns the placement of a tensor."""
         stream = tensor.reference.stream
         lost = "" if stream.lost is None else _first_line(stream.lost)
         name = self._name(tensor)
@@ -62,7 +62,7 @@ class HandleForms:
         )
 
     def text(self, tensor: Any) -> str:
-        """The text form."""
+        """Returns the text form."""
         stream = tensor.reference.stream
         name = self._name(tensor)
         text = text_of(placement_of(tensor.meta), name, lost_ranks(stream))
@@ -105,7 +105,7 @@ def _pretty_mesh(mesh: Any, printer: Any, cycle: bool) -> None:
 
 
 def sharded(module: Any) -> list[tuple[str, Any]]:
-    """The path and the meta of each parameter and buffer of a module that is sharded."""
+    """Returns the path and the meta of each parameter and buffer of a module that is sharded."""
     handle = handle_type()
     if handle is None:
         return []

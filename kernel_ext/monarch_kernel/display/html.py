@@ -52,31 +52,31 @@ LEFT = ' style="text-align:left"'  # of a cell: Lab aligns tables to the right, 
 
 
 def framed(*parts: str, kind: str = "") -> str:
-    """A display: its parts within the scope of the style."""
+    """Returns a display: its parts within the scope of the style."""
     return f'<div class="mnb{f" {kind}" if kind else ""}"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
 def heading(title: str, *facts: str) -> str:
-    """The first line: a title, and a few facts."""
+    """Returns the first line: a title, and a few facts."""
     shown = " · ".join(f'<span class="mnb-s">{escape(fact)}</span>' for fact in facts if fact)
     return f'<div class="mnb-h"><b>{escape(title)}</b>{" · " if shown else ""}{shown}</div>'
 
 
 def swatch(state: str) -> str:
-    """A small box in the colour of a state, also where style sheets are taken away."""
+    """Returns a small box in the colour of a state, also for front ends that remove style sheets."""
     fill, edge = STATES[state]
     box = "display:inline-block;width:9px;height:9px;border-radius:3px;margin-right:4px"
     return f'<span style="{box};border:1px solid {edge};background-color:{fill}"></span>'
 
 
 def table_head(names: Iterable[str]) -> str:
-    """The first row of a table; a column without a name has a cell in place of a heading, for screen readers."""
+    """Returns the first row of a table; a column without a name has a plain cell there, for screen readers."""
     cells = "".join(f"<th{LEFT}>{escape(name)}</th>" if name else "<td></td>" for name in names)
     return f"<thead><tr>{cells}</tr></thead>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, mono: Sequence[int] = ()) -> str:
-    """A table of texts; the columns `mono` in the code font."""
+    """Returns a table of texts; the columns `mono` in the code font."""
     body = "".join(
         "<tr>"
         + "".join(
@@ -96,7 +96,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def lab_button(label: str, command: str, arguments: dict[str, object]) -> str:
-    """A button that runs a command of the JupyterLab panel, whose style sheet shows it; hidden elsewhere."""
+    """Returns a button that runs a command of the JupyterLab panel, whose style sheet shows it; hidden elsewhere."""
     # `hidden` with a value: where a notebook is not trusted, JupyterLab drops our styles and attributes that are empty.
     data = f'data-commandlinker-command="{escape(command)}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
     return f'<button type="button" class="mnb-lab" hidden="hidden" {data}>{escape(label)}</button>'

@@ -20,7 +20,7 @@ CELLS = 512  # of the hosts: where there are more, a cell stands for several
 
 
 def mesh_html(mesh: Any, *more: str) -> str:
-    """A proc or actor mesh, or a slice of one; with more facts about it."""
+    """Returns a proc or actor mesh, or a slice of one; with more facts about it."""
     view = describe(mesh)
     count = len(view.ranks)
     actors = f"actors: {', '.join(view.actors)}" if view.actors else ""
@@ -41,7 +41,7 @@ def mesh_html(mesh: Any, *more: str) -> str:
 
 
 def mesh_text(mesh: Any, printer: Any, cycle: bool) -> None:
-    """A mesh as text: its repr, and, if it has many ranks, their differences."""
+    """Returns a mesh as text: its repr, and, if it has many ranks, their differences."""
     printer.text(repr(mesh))
     view = describe(mesh)
     if len(view.ranks) > ACROSS:
@@ -51,7 +51,7 @@ def mesh_text(mesh: Any, printer: Any, cycle: bool) -> None:
 
 
 def host_grid(view: MeshView) -> str:
-    """A cell for each host, or for several where there are very many; the worst state of its ranks is its colour."""
+    """Returns a cell for each host, or for several of very many, coloured by the worst state of its ranks."""
     by_host: dict[str, list[RankView]] = {}
     for rank in view.ranks:
         by_host.setdefault(rank.host, []).append(rank)
@@ -89,7 +89,7 @@ def _advice(view: MeshView) -> str:
 
 
 def grid(view: MeshView) -> str:
-    """The ranks: the last dimension runs across, the others down."""
+    """Returns the ranks: the last dimension runs across, the others down."""
     if not view.ranks:
         return ""
     across = view.sizes[-1] if view.sizes else 1
@@ -151,12 +151,12 @@ def troubles(view: MeshView) -> str:
 
 
 def noticed(view: MeshView) -> str:
-    """Its hosts that are about to be taken away."""
+    """Its hosts that are about to be withdrawn."""
     return "".join(f'<div class="mnb-s">{escape(line)}</div>' for line in view.notices)
 
 
 def host_mesh_html(mesh: Any) -> str:
-    """A mesh of hosts."""
+    """Returns a mesh of hosts."""
     extent = mesh.extent
     dims = " ".join(f"{label}={size}" for label, size in extent.items())
     count = prod(extent.sizes)
@@ -172,7 +172,7 @@ def host_mesh_html(mesh: Any) -> str:
 
 
 def overview_html(overview: Overview) -> str:
-    """The table of %meshes."""
+    """Returns the table of %meshes."""
     if not overview.rows:
         return framed('<div class="mnb-s">There are no meshes yet. <code>%mesh workers gpus=4</code> makes one.</div>')
     body = []

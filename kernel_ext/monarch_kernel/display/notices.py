@@ -70,7 +70,7 @@ class Notices:
         front.ending.append(self.flush)
 
     def close(self) -> None:
-        """Shows what is due; nothing is shown afterwards."""
+        """Shows due output; nothing is shown afterwards."""
         if self.flush in self._front.ending:
             self._front.ending.remove(self.flush)
         self.flush()
@@ -123,7 +123,7 @@ class Notices:
         return self._store.event_of(failure.failure_id) if failure.failure_id else ""
 
     def _waits(self, key: str, event: FailureFields | None, due: list[_Due]) -> bool:
-        """True if the error of a call, which is on its way, is about to report this event."""
+        """Returns whether the error of a call, which is on its way, is about to report this event."""
         called = event is not None and any(receiver == "a call" for receiver, _ in event["told"])
         return called and key not in self._shown and time.monotonic() - due[0].since < SETTLE_S
 
@@ -149,7 +149,7 @@ class Notices:
     # -- failures that an error reports -----------------------------------------------------------------------------
 
     def error(self, failure: MeshFailure) -> FailureNotice:
-        """The notice for the error of a call; blocks for a moment, in which other ranks may join the event."""
+        """Returns the notice for the error of a call; blocks for a moment, in which other ranks may join the event."""
         key, event = self._settled(failure)
         if event is None:
             return FailureNotice(record(failure, time.time()))
@@ -180,7 +180,7 @@ class Notices:
         self._front.display({**failure_bar(notice.record), **live}, name)
 
     def _settled(self, failure: MeshFailure) -> tuple[str, FailureFields | None]:
-        """The event of a failure, once no more ranks join it; None if it belongs to none."""
+        """Returns the event of a failure, once no more ranks join it; None if it belongs to none."""
         if not failure.failure_id:
             return "", None
         begun = since = time.monotonic()
@@ -218,7 +218,7 @@ def show_notice(
 
 
 def notice_bundle(event: HostNoticed | HostNoticeWithdrawn | HostMessage) -> Bundle:
-    """A card: the host, its remaining time, its meshes and the possible actions."""
+    """Returns a card: the host, its remaining time, its meshes and the possible actions."""
     head, *lines = event.text.splitlines()
     parts = [f"<b>{escape(head)}</b>", *(f'<div class="mnb-s">{escape(line.strip())}</div>' for line in lines)]
     return {"text/plain": event.text, "text/html": framed(*parts)}

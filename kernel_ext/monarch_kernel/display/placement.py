@@ -47,7 +47,7 @@ STYLE = """
 def placement_html(
     placement: Placement, name: str = "", lost: Collection[int] = (), *facts: str, calls: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """The placement of a tensor as HTML; `lost` ranks are marked.
+    """Returns the placement of a tensor as HTML; `lost` ranks are marked.
 
     `calls` are (label, code) pairs for further displays.
     """
@@ -92,14 +92,14 @@ def placement_html(
 
 
 def _flat(drawing: Drawing, label: str, lost: frozenset[int] = frozenset()) -> str:
-    """The picture as an image of its own."""
+    """Returns the picture as an image of its own."""
     svg = _TITLE.sub("", _svg(drawing, "", False, lost)).replace(">", f">{_FLAT}", 1)
     image = _image(svg, drawing.width, drawing.height, label)
     return f'<span style="display:inline-block;vertical-align:top;margin:4px 44px 4px 0">{image}</span>'
 
 
 def _image(svg: str, width: float, height: float, alt: str = "") -> str:
-    """An SVG where SVG is taken away."""
+    """Returns an SVG for front ends that remove SVG, as an image."""
     drawn = base64.b64encode(svg.encode()).decode("ascii")
     attributes = f'width="{_n(width)}" height="{_n(height)}" alt="{escape(alt)}" style="vertical-align:middle"'
     return f'<img {attributes} src="data:image/svg+xml;base64,{drawn}">'
@@ -168,7 +168,7 @@ def _n(value: float) -> str:
 
 
 def small(boxes: Sequence[Box]) -> str:
-    """The small picture of a table."""
+    """Returns the small picture of a table."""
     drawn = "".join(
         f'<path fill="{fill}" d="M{_n(x)} {_n(y)}h{_n(max(w, 1))}v{_n(max(h, 1))}h-{_n(max(w, 1))}z"/>'
         for x, y, w, h, fill in boxes

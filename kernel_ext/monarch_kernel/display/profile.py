@@ -42,7 +42,7 @@ KINDS = {  # the colour, and how opaque it is where all of the time was waiting 
 
 
 def profile_html(profile: "Profile", name: FileName) -> str:
-    """The static form, with files as `name` calls them."""
+    """Returns the static form, with files as `name` calls them."""
     groups = profile.groups
     drawn = [_group(profile, group, name) for group in groups[:_MOST_GROUPS]]
     if len(groups) > _MOST_GROUPS:
@@ -127,7 +127,7 @@ class ProfileForms:
 
 
 def flame_graph(root: "CallNode", ranks: Sequence[int], name: FileName) -> str:
-    """A flame graph of some ranks, with display names of files from `name`."""
+    """Returns a flame graph of some ranks, with display names of files from `name`."""
     return f'<div class="mnb-flame" style="{_FRAME}">{_flame_row(root, ranks, name, root.share(ranks), 0)}</div>'
 
 

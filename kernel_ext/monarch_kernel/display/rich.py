@@ -21,7 +21,7 @@ _HTML = "text/html"
 
 
 def can_stand_beside(data: Mapping[str, object]) -> bool:
-    """True if these forms can be embedded in HTML: images, and HTML without scripts."""
+    """Returns whether these forms can be embedded in HTML: images, and HTML without scripts."""
     if any(kind.startswith("application/") and kind != "application/pdf" for kind in data):
         return False
     html = data.get(_HTML)
@@ -31,7 +31,7 @@ def can_stand_beside(data: Mapping[str, object]) -> bool:
 
 
 def part_of(data: Mapping[str, object], metadata: Mapping[str, object], ranks: str) -> str:
-    """The richest of these forms as HTML, for these ranks."""
+    """Returns the richest of these forms as HTML, for these ranks."""
     if _HTML in data:
         return _text(data[_HTML])
     if _SVG in data:

@@ -1,4 +1,4 @@
-"""A simulation as a picture: what the streams of ranks do when, and the memory that they hold."""
+"""A simulation as a picture: the streams of ranks over time, and their memory."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -24,7 +24,7 @@ _TEXT = 'fill="currentColor" font-size="11"'
 
 
 def simulation_html(simulator: "Simulator") -> str:
-    """The static form."""
+    """Returns the static form."""
     timeline, file = simulator.timeline, simulator.trace_file
     rank_groups = groups(timeline)
     facts = (f"{simulator.elapsed:g} µs", f"{timeline.commands} commands", f"at most {_bytes(simulator.peak_memory)}")

@@ -32,7 +32,7 @@ _BAR = 72  # pixels of the fullest rank
 
 
 def tensors_html(tensors: TensorListing) -> str:
-    """The static form of %tensors."""
+    """Returns the static form of %tensors."""
     if not tensors.meshes:
         return framed(f'<div class="mnb-s">{escape(NOTHING)}</div>')
     form = _waits if tensors.waits else _mesh
@@ -83,7 +83,7 @@ def _rows(rows: Sequence[TensorRow]) -> str:
 
 
 def _unbroken(size: str) -> str:
-    """A number and its unit, on one line in a narrow table."""
+    """Returns a number and its unit, on one line in a narrow table."""
     return size.replace(" ", "&nbsp;")
 
 
@@ -92,7 +92,7 @@ def _line(row: TensorRow) -> str:
 
 
 def _memory(summary: Summary) -> str:
-    """A bar for each rank, where they differ."""
+    """Returns a bar for each rank, where they differ."""
     if len(set(map(size_text, summary.live))) <= 1 or len(summary.live) > 64:
         return f'<div class="mnb-s">live: {escape(live_text(summary.live[:64]))}</div>'
     top = max(summary.live) or 1
@@ -111,7 +111,7 @@ def _bar(share: float) -> str:
 
 
 def module_html(name: str, parameters: Sequence[tuple[str, Any]]) -> str:
-    """The parameters of a module with where they lie: (path, meta) each; memory by rank below."""
+    """Returns the parameters of a module with their placement: (path, meta) each; memory by rank below."""
     total = sum(placement_of(meta).nbytes for _, meta in parameters)
     sizes = live_bytes((meta for _, meta in parameters), parameters[0][1].layout.size)
     rows = [_parameter(path, placement_of(meta)) for path, meta in parameters[:_LISTED]]
@@ -128,7 +128,7 @@ def module_html(name: str, parameters: Sequence[tuple[str, Any]]) -> str:
 
 
 def module_text(parameters: Sequence[tuple[str, Any]]) -> str:
-    """The parameters as text."""
+    """Returns the parameters as text."""
     rows = [("parameter", "tensor", "placement", "on a rank")]
     for path, meta in parameters[:_LISTED]:
         placement = placement_of(meta)

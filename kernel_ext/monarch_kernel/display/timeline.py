@@ -43,7 +43,7 @@ STYLE = """
 
 
 def timeline_html(timeline: "Timeline", name: FileName) -> str:
-    """The static form, with files as `name` calls them."""
+    """Returns the static form, with files as `name` calls them."""
     notes = "".join(f'<div class="mnb-n">! {escape(note)}</div>' for note in timeline.warnings())
     picture = timeline_svg(timeline, name, 0.0, timeline.seconds, groups=_STATIC_GROUPS, most=_STATIC_SPANS)
     return framed(
@@ -85,7 +85,7 @@ def timeline_svg(
     most: int = 200,
     width: int = WIDTH,
 ) -> DrawnTimeline:
-    """A picture of the seconds from `begin` to `end`, with at most so many groups. `width` is in px."""
+    """Returns a picture of the seconds from `begin` to `end`, with at most so many groups. `width` is in px."""
     zero, end, now = timeline.began, max(end, begin + 1e-6), timeline.now
     calls = [call for call in timeline.calls if call.began - zero <= end and (call.ended or now) - zero >= begin]
     rows = timeline.folded(zero + begin, zero + end, groups=groups, most=most)
@@ -117,7 +117,7 @@ def _bar(span: "RecordedSpan", zero: float) -> _Box:
 
 
 def _call_bar(timeline: "Timeline", call: "RecordedCall", ends: "CallEnds | None", name: FileName) -> _Box:
-    """A call as its sender saw it; the text has its times on the ranks."""
+    """Returns a call as its sender saw it; the text has its times on the ranks."""
     zero, until = timeline.began, call.ended or timeline.now
     facts = [
         call.title,
@@ -138,7 +138,7 @@ def _call_bar(timeline: "Timeline", call: "RecordedCall", ends: "CallEnds | None
 
 
 def duration(seconds: float) -> str:
-    """A duration in three digits."""
+    """Returns a duration in three digits."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * max(seconds, 0.0):.2f} ms"
@@ -150,7 +150,7 @@ def _range_text(least: float, most: float) -> str:
 
 
 def _thinned(bars: Sequence[_Box], gap: float) -> list[_Box]:
-    """The bars, with each run of calls that are too short to be seen as one bar."""
+    """Returns the bars, with each run of calls that are too short to be seen as one bar."""
     thinned: list[_Box] = []
     count = 1
     for bar in bars:
@@ -187,7 +187,7 @@ class _Picture:
         return self._labels + (min(max(seconds, self._begin), self._end) - self._begin) * self._scale
 
     def _middle(self, seconds: float, text: str) -> float:
-        """The middle of the label of a time; the last label on the axis is not cut off."""
+        """Returns the middle of the label of a time; the last label on the axis is not cut off."""
         return min(self._x(seconds), self._width - len(text) * _LETTER / 2)
 
     def row(self, label: str, about: str, bars: Sequence[_Box], count: int = 1) -> None:
@@ -254,7 +254,7 @@ class _Picture:
         )
 
     def svg(self, label: str) -> str:
-        """The whole picture."""
+        """Returns the whole picture."""
         height = _n(self._y + 4)
         axis = "".join(
             f'<path class="ax" d="M{_n(self._x(seconds))} {_AXIS - 4}V{height}"/>'
@@ -279,7 +279,7 @@ def ticks(begin: float, end: float, most: float = 8) -> Iterator[tuple[float, st
 
 
 def _cut(text: str, width: float) -> str:
-    """The part of a text that fits into a width; "" if hardly any of it does."""
+    """Returns the part of a text that fits into a width; "" if hardly any of it does."""
     most = int(width / _LETTER)
     if len(text) <= most:
         return text

@@ -15,7 +15,7 @@ _MOST = 16  # processes in the matrix
 
 
 def transfers_html(transfers: "TransferTable") -> str:
-    """The static form."""
+    """Returns the static form."""
     from monarch_nb.rdma.table import MOVED, NOTHING, OFFERED
 
     moved, offered = transfers.moved, transfers.offered

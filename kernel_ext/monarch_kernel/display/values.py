@@ -20,7 +20,7 @@ RICH_BYTES = 8 << 20
 
 
 def value_mesh_html(mesh: Any) -> str:
-    """A row for each different value."""
+    """Returns a row for each different value."""
     count = len(mesh)
     dims = " ".join(f"{label}={size}" for label, size in mesh.extent.items())
     if count and nothing_in(count, mesh.get):
@@ -87,7 +87,7 @@ def _forms(value: object) -> Forms:
 
 
 def future_html(future: object) -> str:
-    """A future; looking at it waits for nothing and decodes nothing."""
+    """Returns a future; looking at it waits for nothing and decodes nothing."""
     text = repr(future).strip("<>").removeprefix("Future ")
     state, _, rest = text.partition(": ")
     hint = "wait for it with .get(), or with await" if state == "pending" else ""

@@ -249,7 +249,7 @@ class CellOutput:
 
 
 def _level(bars: Sequence[tuple[Source, Line]]) -> list[Line]:
-    """The lines of bars; bars of one mesh with equal title, total and values all show the slowest one's progress."""
+    """Returns the lines of bars; equal bars of one mesh (title, total, values) show the progress of the slowest."""
     slowest: dict[object, tuple[float, str]] = {}
     keys = list[object]()
     for source, line in bars:

@@ -19,12 +19,12 @@ class CallCells:
         self._starts: tuple[list[int], list[object]] = ([0], [cell])  # first calls, and cells; replaced, not changed
 
     def begin(self, call: int, cell: object) -> None:
-        """A cell begins: this call and later ones belong to it."""
+        """Starts a cell: this call and later ones belong to it."""
         calls, cells = self._starts
         self._starts = [*calls[1 - MOST_CELLS :], call], [*cells[1 - MOST_CELLS :], cell]
 
     def of(self, call: int) -> object:
-        """The cell of a call; the oldest stored cell for earlier calls."""
+        """Returns the cell of a call; the oldest stored cell for earlier calls."""
         calls, cells = self._starts
         return cells[max(0, bisect.bisect_right(calls, call) - 1)]
 
@@ -62,7 +62,7 @@ class Cells:
                 return
 
     def of(self, address: str, call: str) -> object:
-        """The cell of the lines of a process and a call; None if only the logs have them."""
+        """Returns the cell of the lines of a process and a call; None if only the logs have them."""
         if not self._front.has_displays:
             return self._front.parent
         number = call.removeprefix(self._prefix)

@@ -119,7 +119,7 @@ class _Fold:
         self._last.setdefault(source, deque(maxlen=LAST)).extend(last)
 
     def _lines(self, of_each: int) -> list[Line]:
-        """The last lines of each rank, in the order of time."""
+        """Returns the last lines of each rank, in the order of time."""
         timed = [line for last in self._last.values() for line in list(last)[-of_each:]]
         return [line for _, line in sorted(timed, key=lambda line: line[0])]
 

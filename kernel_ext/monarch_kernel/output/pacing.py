@@ -88,7 +88,7 @@ class Pacing:
         self._flooding: set[str] = set()
 
     def share(self, waiting: dict[str, list[Written]], backlogs: dict[str, HeldLines]) -> list[tuple[float, Line]]:
-        """The lines to show now, with their times; what does not fit is added to `backlogs`, by address."""
+        """Returns the lines to show now, with their times; what does not fit is added to `backlogs`, by address."""
         now = time.monotonic()
         shares = {address: self._of_rank(address, written, now) for address, written in waiting.items()}
         self._bound_lines(shares, now)

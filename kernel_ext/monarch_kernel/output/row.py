@@ -67,11 +67,11 @@ class DisplayRow:
                     del self._groups[digest]
 
     def has(self, digest: bytes) -> bool:
-        """True if an equal display is in the row."""
+        """Returns whether an equal display is in the row."""
         return digest in self._groups
 
     def has_room(self, member: RankDisplay) -> bool:
-        """True if the row has room for a display."""
+        """Returns whether the row has room for a display."""
         if not self._groups or self.has(member.digest):
             return True
         if len(self) >= MOST_COLUMNS or self.size + member.size > BESIDE_BYTES:
@@ -80,14 +80,14 @@ class DisplayRow:
         return can_stand_beside(member.display.data) and all(map(can_stand_beside, beside))
 
     def heading(self, named: bool) -> Bundle:
-        """The heading of the row."""
+        """Returns the heading of the row."""
         if not self._groups:
             return _NOTHING
         label = prefix([member.source for group in self._groups.values() for member in group], named=named).strip()
         return {"text/plain": label if len(self) == 1 else f"{label} {len(self)} different displays"}
 
     def fingerprint(self, named: bool) -> object:
-        """A value that changes whenever `body` does."""
+        """Returns a value that changes whenever `body` does."""
         if len(self) < 2:
             return tuple(self._groups)
         return {
@@ -95,7 +95,7 @@ class DisplayRow:
         }
 
     def body(self, named: bool) -> tuple[Bundle, dict[str, object]]:
-        """The row as a bundle, and metadata of its forms."""
+        """Returns the row as a bundle, and metadata of its forms."""
         if not self._groups:
             return _NOTHING, {}
         groups = sorted(self._groups.values(), key=lambda group: min(member.source.point for member in group))

@@ -136,7 +136,7 @@ class DisplayRows:
     # -- bounds -----------------------------------------------------------------------------------------------------
 
     def _has_room(self, cell: object, more: int = -1) -> bool:
-        """True if a cell is within its limit, or, given a number of bytes, can take one more display of that size."""
+        """Returns whether a cell is within its limit, or, given a number of bytes, has room for such a display."""
         rows = [row for call in self._calls.values() for row in call.rows if row.cell is cell]
         return sum(map(len, rows)) + (more >= 0) <= MOST and sum(row.size for row in rows) + max(0, more) <= MOST_BYTES
 

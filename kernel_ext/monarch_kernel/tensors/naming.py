@@ -10,13 +10,13 @@ _MOST = 2000  # tensors of one module that are named
 
 
 def variables() -> dict[str, Any]:
-    """The current variables of the notebook."""
+    """Returns the current variables of the notebook."""
     shell = IPython.get_ipython()
     return {} if shell is None else dict(shell.user_ns)
 
 
 def handle_type() -> Any:
-    """The type of sharded tensors; None while nobody has made one, so that torch is not imported for this."""
+    """Returns the type of sharded tensors; None before the first one, so that torch is not imported for this."""
     module = sys.modules.get("monarch_nb.tensor.handle")
     return getattr(module, "MeshTensor", None)
 
@@ -34,7 +34,7 @@ def names_of(namespace: Mapping[str, Any]) -> dict[tuple[int, int], str]:
 
 
 def name_of(namespace: Mapping[str, object], tensor: object) -> str:
-    """The variable that holds this very tensor; "" for none."""
+    """Returns the variable that holds this very tensor; "" for none."""
     return next((name for name, value in tuple(namespace.items()) if value is tensor and not name.startswith("_")), "")
 
 

@@ -1,4 +1,4 @@
-"""Reports sharded tensors to the store: a summary of each mesh of them, a few times a second, while somebody watches.
+"""Reports sharded tensors to the store: a summary of each mesh of them, a few times a second, while a page watches.
 
 Operations report nothing themselves: the summary is read from the tables that the streams maintain anyway.
 """
@@ -108,7 +108,7 @@ class TensorReporter:
             self._answers.pop(number, None)
 
     def _used(self, number: int, wait_s: float) -> "Sequence[MemoryUsed] | None":
-        """The last answer of the ranks; None for streams that have ended."""
+        """Returns the last answer of the ranks; None for streams that have ended."""
         request = self._requests.get(number)
         answer = request[0].answered(wait_s) if request is not None else None
         if answer is not None:
@@ -146,7 +146,7 @@ def streams() -> list[tuple[Any, ProcMesh]]:
 
 
 def mesh_ranks(procs: ProcMesh) -> dict[str, Any]:
-    """The processes of a mesh of tensors as views name them: the uid of their mesh, and their indices in it."""
+    """Returns the processes of a mesh of tensors as views name them: the uid of their mesh, and their indices in it."""
     state = state_of(procs)
     indices = {base: index for index, base in enumerate(state.region.ranks())}
     return {"mesh": state.uid, "ranks": [indices[base] for base in region_of(procs).ranks()]}

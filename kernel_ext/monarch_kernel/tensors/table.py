@@ -48,7 +48,7 @@ def cells(row: TensorRow) -> tuple[str, ...]:
 
 
 def live_text(live: Sequence[int]) -> str:
-    """Bytes of tensors by rank, equal ones together: `12.0 MB on each rank`, `0-5: 12.0 MB  6-7: 8.00 MB`."""
+    """Returns bytes of tensors by rank, equal ones together: `12.0 MB on each rank`, `0-5: 12.0 MB  6-7: 8.00 MB`."""
     ranks: dict[str, list[int]] = {}
     for rank, nbytes in enumerate(live):
         ranks.setdefault(size_text(nbytes), []).append(rank)
@@ -72,13 +72,13 @@ def moved_cells(summary: Summary) -> list[tuple[str, ...]]:
 
 
 def waited_cells(waits: tuple[Wait, ...]) -> list[tuple[str, ...]]:
-    """The lines that waited, most often first."""
+    """Returns the lines that waited, most often first."""
     ordered = sorted(waits, key=lambda wait: -wait.count)
     return [(wait.line.at or "·", wait.what, str(wait.count), wait.line.source) for wait in ordered]
 
 
 def waits_text(summary: Summary) -> str:
-    """Number of times that the last cell has waited for the workers."""
+    """Returns the number of times that the last cell has waited for the workers."""
     times = sum(wait.count for wait in summary.waits)
     if not times:
         return "the last cell waited for no result"

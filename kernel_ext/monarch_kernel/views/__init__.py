@@ -43,7 +43,7 @@ class Views:
 
     @property
     def has_panel(self) -> bool:
-        """Whether a page with the panel shows this notebook."""
+        """True if a page with the panel shows this notebook."""
         return bool(self._pages)
 
     def install(self) -> None:

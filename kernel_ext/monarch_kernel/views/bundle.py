@@ -31,18 +31,18 @@ class Bundle(TypedDict):
 
 
 def built() -> bool:
-    """True if the bundles are there; only a checkout from which they were removed has none."""
+    """Returns whether the bundles are there; only a checkout from which they were removed has none."""
     return all((STATIC / f"{view}.{kind}").is_file() for view in VIEWS for kind in ("js", "css"))
 
 
 def bundled(view: str) -> Bundle:
-    """The front end that is bundled for a view; it is read when it is first used."""
+    """Returns the front end that is bundled for a view; it is read when it is first used."""
     return {"script": partial(script, view), "style": partial(style, view)}
 
 
 @cache
 def script(view: str) -> str:
-    """The ES module of a view; it fetches nothing when it runs."""
+    """Returns the ES module of a view; it fetches nothing when it runs."""
     return (STATIC / f"{view}.js").read_text(encoding="utf-8")
 
 

@@ -143,7 +143,7 @@ class ViewChannel:
         self._sent += message["type"] != "alive"
 
     def _packed(self, comm_id: str, message: Message) -> bytes | None:
-        """The content as JSON, of which the message itself is encoded once for all views; None if it must be packed."""
+        """Returns the content as JSON, whose message is encoded once for all views; None if it must be packed."""
         body = _encoded(message)
         if body is None:
             return None

@@ -70,7 +70,7 @@ class Curves:
 
 
 def rows(points: Points, state: MeshState) -> Rows:
-    """All stored points of a mesh, and of the actors on it if it is of procs."""
+    """Returns all stored points of a mesh, and of the actors on it if it is of procs."""
     index = {base: index for index, base in enumerate(state.region.ranks())}
     by_name: Rows = {}
     for uid in (state.uid, *(state.actors if isinstance(state, ProcState) else ())):

@@ -103,7 +103,7 @@ class DebugRequests:
         self._name = name
 
     def answer(self, runtime: Runtime, message: Message) -> Message:
-        """The `result` of a request; raises errors with texts for people."""
+        """Returns the `result` of a request; raises errors with texts for people."""
         verb = str(message.get("do") or "")
         method: Callable[[Controller, Message], Message] | None = getattr(self, f"_do_{verb}", None)
         if method is None and verb not in _MOTIONS:
@@ -150,7 +150,7 @@ class DebugRequests:
         return {"text": self._prompt(controller, message).do(command).text}
 
     def _do_command(self, controller: Controller, message: Message) -> Message:
-        """A line, as it is typed at the prompt."""
+        """Executes a line as typed at the prompt."""
         return self._run(controller, message, str(message.get("text") or ""))
 
     def _do_continue(self, controller: Controller, message: Message) -> Message:
@@ -204,7 +204,7 @@ class DebugRequests:
 
 
 def requested_part(state: MeshState, message: Message) -> Region:
-    """The ranks of a mesh that a request is about."""
+    """Returns the ranks of a mesh that a request is about."""
     indices: Sequence[int] | None = message.get("ranks")
     if indices is None:
         return state.region
@@ -213,7 +213,7 @@ def requested_part(state: MeshState, message: Message) -> Region:
 
 
 def breakpoint_row(breakpoint: debug.Breakpoint) -> Message:
-    """A breakpoint as JSON."""
+    """Returns a breakpoint as JSON."""
     return {
         "number": breakpoint.number,
         "where": breakpoint.where,

@@ -41,7 +41,7 @@ class Failures:
         return "\n".join(f"{clock(failure['at'])}  {state(failure):<10} {failure['title']}" for failure in self.records)
 
     def html(self) -> str:
-        """The static form."""
+        """Returns the static form."""
         if not self.records:
             return framed('<div class="mnb-s">nothing has failed so far</div>')
         parts = [heading("Failures", f"{len(self.records)} so far")]
@@ -67,7 +67,7 @@ class LogView:
 
 
 def logs_html(logs: Logs) -> str:
-    """The static form of lines: warnings and errors in colour; the paths of the files behind a fold."""
+    """Returns the static form of lines: warnings and errors in colour; the paths of the files behind a fold."""
     lines = []
     for record in logs[-USUAL_LINES:]:
         style = next((style for level, style in _LEVEL_STYLES if record.level >= level), "")
@@ -80,7 +80,7 @@ def logs_html(logs: Logs) -> str:
 
 
 def metrics_html(metrics: Metrics) -> str:
-    """The static form of the metrics that actors reported."""
+    """Returns the static form of the metrics that actors reported."""
     lines = repr(metrics).split("\n")
     if len(lines) < 2:
         return framed(f'<div class="mnb-s">{lines[0].strip("<>")}</div>')
@@ -89,18 +89,18 @@ def metrics_html(metrics: Metrics) -> str:
 
 
 def diagnosis_html(diagnosis: "Diagnosis") -> str:
-    """The static form of a diagnosis."""
+    """Returns the static form of a diagnosis."""
     ended = [diagnosis.ended] if diagnosis.ended else []
     return _findings_html(diagnosis.findings, "nothing found", [f"inspected: {diagnosis.inspected}", *ended])
 
 
 def slow_html(watch: "StragglerWatch") -> str:
-    """The static form of the findings of `StragglerWatch`, with the phases of the ranks."""
+    """Returns the static form of the findings of `StragglerWatch`, with the phases of the ranks."""
     return diagnosis_html(watch.diagnosis) + _phases_html(watch.measured)
 
 
 def memory_html(watch: "MemoryWatch") -> str:
-    """The static form of the findings of `MemoryWatch`, with the contents of the highest peak."""
+    """Returns the static form of the findings of `MemoryWatch`, with the contents of the highest peak."""
     lines = "".join(
         f'<div class="mnb-s" style="white-space:pre-wrap">{escape(line)}</div>' for line in watch.peak_lines
     )
@@ -121,7 +121,7 @@ _PHASE_COLOURS = {
 
 
 def _phases_html(meshes: "Sequence[MeasuredProcs]") -> str:
-    """A bar for each rank: its time by phases."""
+    """Returns a bar for each rank: its time by phases."""
 
     rows, used = list[str](), dict.fromkeys(_PHASE_COLOURS, 0.0)
     for procs in meshes:
@@ -151,12 +151,12 @@ def _phases_html(meshes: "Sequence[MeasuredProcs]") -> str:
 
 
 def values_html(watch: "ValueWatch") -> str:
-    """The static form of the findings of `watch`."""
+    """Returns the static form of the findings of `watch`."""
     return _findings_html(watch.findings, "no NaN was found", watch.notes)
 
 
 def _findings_html(findings: "Sequence[Finding]", nothing: str, notes: Sequence[str]) -> str:
-    """A table of findings, the certain ones marked in another colour, and lines beneath it."""
+    """Returns a table of findings, the certain ones marked in another colour, and lines beneath it."""
     rows = [
         f'<tr><td style="text-align:left;white-space:nowrap">'
         f"{swatch('failed' if finding.sure else 'unresponsive')}{finding.kind.replace('_', ' ')}"

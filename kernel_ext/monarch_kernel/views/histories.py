@@ -50,7 +50,7 @@ monarch.telemetry.history(trainers).
 
 
 def history_html(history: History) -> str:
-    """The static form."""
+    """Returns the static form."""
     rows = history.rows()
     if not rows:
         return framed(heading(f"History of {history.name}"), '<div class="mnb-s">no samples yet</div>')
@@ -58,7 +58,7 @@ def history_html(history: History) -> str:
 
 
 def curves(history: History) -> Message:
-    """The data for a front end."""
+    """Returns the data for a front end."""
     now = time.time()
     parts, ranks = history.parts, history.ranks
     samples = history.samples if len(ranks) <= SINGLE else {}
@@ -96,7 +96,7 @@ def _lines(
 
 
 def common_lines(measure: Measure, parts: Sequence[UsagePart], now: float) -> list[dict[str, object]]:
-    """The highest, the mean and the lowest of many ranks; adjacent parts of the time are combined if there are many."""
+    """Returns the highest, the mean and the lowest of many ranks; combines adjacent times if there are many."""
     index = measure.place
     count = -(-len(parts) // PARTS)
     drawn = [parts[begin : begin + count] for begin in range(0, len(parts), count)]

@@ -57,7 +57,7 @@ class LiveViews:
         return iter(tuple(self._views.values()))
 
     def get(self, name: str) -> LiveView | None:
-        """The view of that name."""
+        """Returns the view of that name."""
         return self._views.get(name)
 
     def register(self, view: LiveView) -> None:

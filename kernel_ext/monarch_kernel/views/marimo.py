@@ -26,7 +26,7 @@ class Pages:
         self._runtime: Any = None
 
     def element(self, value: object) -> object:
-        """An element of marimo's that shows a value live; None where no view shows such values."""
+        """Returns an element of marimo's that shows a value live; None where no view shows such values."""
         runtime = started()
         if runtime is None:
             return None
@@ -41,7 +41,7 @@ _pages: Pages | None = None
 
 
 def element_of(value: object) -> object:
-    """The element of a value in a marimo page; None elsewhere, as in a marimo program that is run as a script."""
+    """Returns the element of a value in a marimo page; None elsewhere, as in a marimo program run as a script."""
     global _pages
     marimo = sys.modules.get("marimo")
     if marimo is None or marimo.app_meta().mode not in ("edit", "run"):

@@ -11,7 +11,7 @@ from .live import LiveView, Shown
 
 
 def options_of(mesh: Any) -> dict[str, Any]:
-    """The mesh for a front end; of a slice, the indices of its ranks in the mesh as it was spawned."""
+    """Returns the mesh for a front end; of a slice, the indices of its ranks in the mesh as it was spawned."""
     state, region = state_of(mesh), region_of(mesh)
     options: dict[str, Any] = {"mesh": state.uid}
     if region != state.region:

@@ -65,7 +65,7 @@ PROFILES = LiveView(name="profiles", title="Profiles", **bundled("profiles"), fe
 
 
 def keep(profile: "Profile", html: str) -> None:
-    """A profile was shown: the panel has it from now on."""
+    """Gives the panel a profile that was shown."""
     SHOWN.add(profile, html)
     if VIEWS.get(PROFILES.name) is None:
         VIEWS.register(PROFILES)

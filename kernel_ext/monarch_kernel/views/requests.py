@@ -48,7 +48,7 @@ class Requests:
         self._debugger = DebugRequests(name)
 
     def answer(self, runtime: Runtime, message: Message) -> Message:
-        """The `result` of a request."""
+        """Returns the `result` of a request."""
         verb = str(message.get("verb"))
         method: Callable[[Runtime, Message], Message] | None = getattr(self, f"_do_{verb}", None)
         if method is None:
@@ -64,7 +64,7 @@ class Requests:
         return state
 
     def _bases(self, state: MeshState, message: Message) -> list[int]:
-        """The requested base ranks."""
+        """Returns the requested base ranks."""
         bases = list(state.region.ranks())
         indices: Sequence[int] | None = message.get("ranks")
         if indices is None:
@@ -75,14 +75,14 @@ class Requests:
 
     @staticmethod
     def _meshes(state: MeshState, message: Message, bases: list[int]) -> list[Any]:
-        """The requested meshes: the whole one, or one for each rank."""
+        """Returns the requested meshes: the whole one, or one for each rank."""
         kind: Any = ActorMesh if isinstance(state, ActorState) else ProcMesh
         if message.get("ranks") is None:
             return [kind(state, state.region)]
         return [kind(state, Region((), NDSlice(base, (), ()))) for base in bases]
 
     def _part(self, state: MeshState, message: Message) -> Any:
-        """The requested ranks as one mesh."""
+        """Returns the requested ranks as one mesh."""
         self._bases(state, message)
         kind: Any = ActorMesh if isinstance(state, ActorState) else ProcMesh
         return kind(state, requested_part(state, message))
@@ -196,7 +196,7 @@ class Requests:
         return _document(diagnosis.abort(self._diagnosed(runtime, message)))
 
     def _diagnosed(self, runtime: Runtime, message: Message) -> ActorMesh[Any] | ProcMesh | None:
-        """The requested mesh; None for all meshes with running calls."""
+        """Returns the requested mesh; None for all meshes with running calls."""
         if not message.get("mesh"):
             return None
         mesh: ActorMesh[Any] | ProcMesh = self._meshes(self._state(runtime, message), {}, [])[0]

@@ -27,7 +27,7 @@ HANDLE = "monarch_nb.tensor.handle.MeshTensor"  # named, not imported: that woul
 
 
 def placement(key: str, number: int) -> dict[str, Any]:
-    """The placement of a live tensor, as JSON: by the key of its mesh in the store, and its number there.
+    """Returns the placement of a live tensor, as JSON: by the key of its mesh in the store, and its number there.
 
     Raises LookupError.
     """
@@ -40,7 +40,7 @@ def placement(key: str, number: int) -> dict[str, Any]:
 
 
 def values(runtime: Runtime, key: str, number: int) -> dict[str, Any]:
-    """The first elements of a live tensor, and a few numbers of each rank, as JSON. Blocks for some seconds at most.
+    """Returns the first elements of a live tensor and statistics by rank, as JSON. Blocks for seconds at most.
 
     Nothing is issued for that: a cell that runs, and a mesh that is being brought back, are left alone. Raises
     LookupError, with a text for people, if there are no values.

@@ -42,11 +42,11 @@ class Timelines:
             return list(self._timelines)
 
     def get(self, key: str) -> "Timeline | None":
-        """The timeline with this key; the newest for ""."""
+        """Returns the timeline with this key; the newest for ""."""
         return next((timeline for timeline in self.all if key in ("", timeline.key)), None)
 
     def of(self, part: AnyMesh) -> "Timeline":
-        """The running timeline of these ranks, or else a new one."""
+        """Returns the running timeline of these ranks, or else a new one."""
         name, region = state_of(part).name, region_of(part)
         for timeline in self.all:
             if not timeline.ended and (timeline.name, timeline.region) == (name, region):
@@ -102,7 +102,7 @@ TIMELINES = Timelines()
 
 
 def picture(timeline: "Timeline", message: Message, name: FileName) -> Message:
-    """The picture for a front end: of the requested seconds, of all, or of the last ones while a long one records."""
+    """Returns the picture for a front end: of the requested seconds, of all, or of the last while a long one runs."""
     seconds = timeline.seconds
     begin, end = _number(message.get("begin")), _number(message.get("end"))
     if begin is None and end is None and not timeline.ended:

@@ -23,7 +23,7 @@ AGAIN_S = 1.0  # rates fall to zero when nothing moves any more
 
 
 class TransferReporter:
-    """Puts transfers into the store while somebody watches. One per process."""
+    """Puts transfers into the store while a page watches. One per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 def view_of(widget: Any) -> Bundle:
-    """The MIME bundle that shows a widget."""
+    """Returns the MIME bundle that shows a widget."""
     return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
 
 def widget_base() -> Any:
-    """The base class of the widgets of all views; None if anywidget or the bundles are missing."""
+    """Returns the base class of the widgets of all views; None if anywidget or the bundles are missing."""
     try:
         import anywidget
         import traitlets
@@ -54,7 +54,7 @@ def widget_base() -> Any:
 
 
 def widget_class(base: Any, view: LiveView) -> Any:
-    """The widget of a view. Front ends distinguish style sheets by the name of the class."""
+    """Returns the widget of a view. Front ends distinguish style sheets by the name of the class."""
     text = {"_esm": view.script(), "_css": view.style()}
     # anywidget takes text of one line for the name of a file.
     return type(
@@ -76,7 +76,7 @@ class Widgets:
 
     @property
     def has_panel(self) -> bool:
-        """Whether a page with the panel shows this notebook."""
+        """True if a page with the panel shows this notebook."""
         return self._views.has_panel
 
     def install(self, views: LiveViews) -> None:
@@ -88,7 +88,7 @@ class Widgets:
             self._unfollow = views.follow(self._add, self._remove)
 
     def of(self, value: Any, views: LiveViews) -> Any:
-        """The widget of a value without installed displays, as in marimo; None if no view shows such values."""
+        """Returns the widget of a value without installed displays, as in marimo; None if no view shows such values."""
         self._base = self._base or widget_base()
         if self._base is None:
             return None
@@ -103,7 +103,7 @@ class Widgets:
         return None
 
     def _is_watched(self) -> bool:
-        """True if a person watches. Runs without stdin, such as nbclient's, are opened later, without a kernel.
+        """Returns whether a person watches. Runs without stdin, such as nbclient's, are opened later, without a kernel.
 
         JupyterLab cannot show widgets then; the static forms it can.
         """
@@ -133,7 +133,7 @@ class Widgets:
             formatter.pop(kind, None)
 
     def _live(self, view: LiveView, shown: Callable[[Any], Shown]) -> Callable[..., Bundle]:
-        """The formatter of live forms; {} for values that cannot be shown live."""
+        """Returns the formatter of live forms; {} for values that cannot be shown live."""
 
         def bundle(value: Any, include: object = None, exclude: object = None) -> Bundle:
             try:
@@ -148,7 +148,7 @@ class Widgets:
         return bundle
 
     def failure(self, number: str, *, bar: bool = False) -> Bundle:
-        """The live form of one failure, for beside its text, or as a `bar` above it; {} if there is none."""
+        """Returns the live form of one failure beside its text, or as a `bar` above it; {} if there is none."""
         if not self._classes or not self._is_watched():
             return {}
         try:
@@ -158,7 +158,7 @@ class Widgets:
             return {}
 
     def raised(self, error: ActorError) -> Bundle:
-        """The live form of an endpoint's error, a bar above its text; {} if there is none."""
+        """Returns the live form of an endpoint's error, a bar above its text; {} if there is none."""
         runtime = started()
         if not self._classes or error.origin is None or runtime is None or not self._is_watched():
             return {}
@@ -183,7 +183,7 @@ class Widgets:
             return {}
 
     def debugger(self) -> Bundle:
-        """The live form of the stopped ranks, for below the prompt's text in its cell; {} if there is none."""
+        """Returns the live form of the stopped ranks below the prompt's text in its cell; {} without one."""
         if not self._classes:
             return {}
         try:
@@ -193,7 +193,7 @@ class Widgets:
             return {}
 
     def show(self, view: str, options: Bundle, key: Any) -> Any:
-        """The widget of a view; equal keys share one widget."""
+        """Returns the widget of a view; equal keys share one widget."""
         runtime = started()
         document = store_of(runtime).document() if runtime is not None else None
         saved = {"now": time.time(), "state": _part(document, options.get("mesh"))}
@@ -224,7 +224,7 @@ def _brief(records: dict[str, RankFields]) -> dict[str, RankFields]:
 
 
 def _part(document: Document | None, uid: str | None) -> Bundle:
-    """The part of the state that shows one mesh without a kernel."""
+    """Returns the part of the state that shows one mesh without a kernel."""
     if document is None:
         return {"hosts": {}, "meshes": {}, "ranks": {}, "failures": {}}
     if uid is None:

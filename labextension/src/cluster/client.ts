@@ -1,4 +1,4 @@
-// What a front end knows of the cluster: docs/protocol.md, spoken over an anywidget model or anything that looks like one.
+// A front end's copy of the state of the cluster: docs/protocol.md, over an anywidget model or an object like one.
 
 import { say } from "../page/language";
 import type { FromKernel, Requests, RequestVerb, TitledView, Topic, Topics, Watch } from "./messages";
@@ -9,13 +9,13 @@ const GREETING_MS = 4000;
 const FIRST_MS = 150;
 const REQUEST_MS = 120_000;
 
-/** The way to the kernel. `send` throws where there is none. */
+/** The connection to the kernel. `send` throws without one. */
 export interface Channel {
   send(message: object): void;
   onMessage(callback: (message: FromKernel) => void): () => void;
 }
 
-/** The state as it was when a notebook was saved; sections may be left out. */
+/** The state as it was when a notebook was saved; sections may be missing. */
 export interface Saved {
   state?: Partial<ClusterState>;
   now?: number;
@@ -74,14 +74,14 @@ export class Cluster {
   }
 
   /**
-   * Calls `listener` with each change until the result is called. The kernel sends the `sections` that listeners want: none
-   * to those that want to know no more than whether it is there.
+   * Calls `listener` with each change until the result is called. The kernel sends the `sections` that listeners request:
+   * none if they only need to know whether there is a kernel.
    */
   watch(listener: Listener, sections: readonly Section[] = SECTIONS): () => void {
-    const known = this._wanted;
+    const before = this._wanted;
     this._listeners.set(listener, sections);
     if (this._listeners.size === 1) this._open();
-    else if (sections.some((section) => !known.includes(section))) this._send(this._watching);
+    else if (sections.some((section) => !before.includes(section))) this._send(this._watching);
     else if (this._seq >= 0) listener(null);
     return () => {
       this._listeners.delete(listener);
@@ -113,7 +113,7 @@ export class Cluster {
     return () => void this._messageListeners.delete(listener);
   }
 
-  /** Asks the kernel for something; resolves with the result, rejects with an Error that people can read. */
+  /** Sends a request to the kernel; resolves with the result, rejects with an Error whose text is for users. */
   request<V extends RequestVerb>(verb: V, content: Requests[V]["takes"]): Promise<Requests[V]["gives"]> {
     const id = `${this._prefix}-${++this._counter}`;
     return new Promise((resolve, reject) => {
@@ -127,7 +127,7 @@ export class Cluster {
     });
   }
 
-  /** The kernel's clock, in seconds; what was saved stays at the time when it was. */
+  /** The kernel's clock, in seconds; saved state keeps the time of saving. */
   now(): number {
     return this.live ? Date.now() / 1000 + this._skew : this._savedAt || Date.now() / 1000;
   }
@@ -159,7 +159,7 @@ export class Cluster {
   /** After an interruption of the connection to this kernel: subscribes and sends pending requests again. */
   recovered(): void {
     this.reconnected();
-    for (const { message } of this._waiting.values()) this._send(message); // the kernel does each of them once
+    for (const { message } of this._waiting.values()) this._send(message); // the kernel executes each once
   }
 
   /** After a connect, perhaps to another kernel: subscribes there. */
@@ -168,7 +168,7 @@ export class Cluster {
     if (this._listeners.size) this._send(this._watching);
     for (const { message } of this._subscriptions.values()) this._send(message);
     for (const message of this._watched.values()) this._send(message);
-    this.check(); // from there on it is counted
+    this.check(); // counts from here on
   }
 
   private _open(): void {
@@ -190,11 +190,11 @@ export class Cluster {
     try {
       this._channel.send(message);
     } catch {
-      this.live = false; // no kernel: what is there is shown as it was
+      this.live = false; // no kernel: the last state stays in view
     }
   }
 
-  /** Sends again until it is answered: what is sent before the comm has its subshell waits for the cell that runs. */
+  /** Resends until answered: messages sent before the comm has its subshell wait for the running cell. */
   private _insist(message: object, answered: () => boolean, wait = FIRST_MS): void {
     this._send(message);
     if (wait < GREETING_MS) setTimeout(() => answered() || this._insist(message, answered, 3 * wait), wait);
@@ -205,7 +205,7 @@ export class Cluster {
   }
 
   private get _wanted(): Section[] {
-    return SECTIONS.filter((section) => [...this._listeners.values()].some((wanted) => wanted.includes(section)));
+    return SECTIONS.filter((section) => [...this._listeners.values()].some((sections) => sections.includes(section)));
   }
 
   private get _watching(): object {
@@ -214,9 +214,9 @@ export class Cluster {
   }
 
   /** Whether a message was lost since the last count. */
-  private _missing(sent: number): boolean {
-    const missing = this._sent >= 0 && sent - this._sent !== this._received;
-    this._sent = sent;
+  private _missing(count: number): boolean {
+    const missing = this._sent >= 0 && count - this._sent !== this._received;
+    this._sent = count;
     this._received = 0;
     return missing;
   }
@@ -233,7 +233,7 @@ export class Cluster {
       case "hello":
         if (this._engine !== undefined && this._engine !== message.engine) this._seq = -1;
         if (this._engine === message.engine && this._listeners.size && this._seq >= 0)
-          this._send(this._watching); // it had given us up
+          this._send(this._watching); // the kernel had dropped this page
         this._engine = message.engine;
         break;
       case "views":
@@ -294,7 +294,7 @@ export class Cluster {
   private _sent = -1; // the last count of the kernel
   private _savedAt = 0;
   private _seq = -1;
-  private _skew = 0; // how far the kernel's clock is ahead of ours, in seconds
+  private _skew = 0; // seconds by which the kernel's clock is ahead of the page's
   private _subscriptions = new Map<string, Subscription>();
   private _waiting = new Map<string, Waiting>();
   private _watched = new Map<string, object>(); // by views of the kernel

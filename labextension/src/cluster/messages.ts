@@ -70,13 +70,13 @@ export interface Value {
   unusual?: boolean;
 }
 
-/** What a name or an expression is, rank by rank. */
+/** The values of a name or an expression by rank. */
 export interface Values {
   spark: string;
   values: Value[];
 }
 
-/** Where a tensor lies, to be drawn: boxes and labels in pixels. */
+/** The placement of a tensor for drawing: boxes and labels in pixels. */
 export interface PlacementData {
   name: string;
   title: string;
@@ -88,7 +88,7 @@ export interface PlacementData {
   mesh: DrawingData;
 }
 
-/** A look at the values of a tensor: its first elements, and a few numbers of each rank. */
+/** Values of a tensor: its first elements, and statistics by rank. */
 export interface TensorValues {
   corner: string[][];
   index: string;
@@ -157,11 +157,11 @@ export interface TimelineMessage {
   svg: string;
 }
 
-/** What the processes of a mesh have used. Points are minutes before now, below 0, and values. */
+/** Resource use of the processes of a mesh. Points are minutes before now, below 0, and values. */
 export interface HistoryCurves {
   name: string;
   ranks: number;
-  /** `timeline`: the key of the one that was recorded at the peak, "" for none. */
+  /** `timeline`: the key of the timeline recorded at the peak, "" for none. */
   measures: { name: string; lines: { label: string; points: [number, number][] }[]; peak: string; at: number; timeline: string }[];
 }
 
@@ -183,7 +183,7 @@ export interface Topics {
 
 export type Topic = keyof Topics;
 
-/** What is watched of a topic; what is left out is not narrowed. */
+/** The watched part of a topic; missing fields do not narrow it. */
 export interface Watch<T extends Topic> {
   topic: T;
   mesh?: string | undefined;
@@ -203,7 +203,7 @@ export interface TitledView {
   title: string;
 }
 
-/** The verbs that views send, with what they take and give. */
+/** The verbs that views send, with their parameters and results. */
 export interface Requests {
   heal: { takes: Ranks & { kill?: boolean; replace?: boolean }; gives: Said };
   kill: { takes: Ranks; gives: Said };
@@ -240,8 +240,8 @@ export interface VariableRow {
 }
 
 /**
- * Where a mesh can be made: a kind of jobs, or a job that has its hosts. `why`: it cannot be used here; "" if it can.
- * `hosts`: how many each mesh of the job has; empty where a mesh has as many as are asked for.
+ * A place for a new mesh: a kind of jobs, or a job with hosts. `why`: it cannot be used here; "" if it can.
+ * `hosts`: how many each mesh of the job has; empty if the request determines the number.
  */
 export interface Place {
   name: string;
@@ -250,7 +250,7 @@ export interface Place {
   hosts: Record<string, number>;
 }
 
-/** A job of this user that runs, whoever has started it. `here`: this kernel uses its hosts. */
+/** A running job of this user, from any kernel or shell. `here`: this kernel uses its hosts. */
 export interface RunningJob {
   id: string;
   label: string;
@@ -305,7 +305,7 @@ export interface DebugCommand {
   text?: string;
 }
 
-/** A cell that took long, or a call, is over. `asked`: by %notify; `error`: one line, "" where it ended well. */
+/** A long cell, or a call, has ended. `asked`: by %notify; `error`: one line, "" where it ended well. */
 export interface Ended {
   type: "ended";
   what: string;
@@ -314,7 +314,7 @@ export interface Ended {
   error: string;
 }
 
-/** Somebody has asked for notifications. */
+/** Notifications were requested. */
 export interface Notify {
   type: "notify";
 }

@@ -1,8 +1,8 @@
-// Ranks in code and in words: what selects them.
+// Selections of ranks in code and in words.
 
 import { countOf, pointOf } from "./ranks";
 
-/** A slice expression for the ranks that are selected, or "" where they are no box with equal steps. */
+/** A slice expression for the ranks that are selected, or "" if they are no box with equal steps. */
 export function sliceExpression(name: string, labels: readonly string[], sizes: readonly number[], indices: readonly number[]): string {
   if (!indices.length) return "";
   const points = indices.map((index) => pointOf(sizes, index));
@@ -18,7 +18,7 @@ export function sliceExpression(name: string, labels: readonly string[], sizes: 
       continue;
     }
     const step = second - first;
-    if (values.some((value, at) => value !== first + at * step)) return "";
+    if (values.some((value, position) => value !== first + position * step)) return "";
     const end = (values.at(-1) as number) + 1;
     picks.push(`${label}=slice(${first}, ${end}${step > 1 ? `, ${step}` : ""})`);
   }
@@ -26,7 +26,7 @@ export function sliceExpression(name: string, labels: readonly string[], sizes: 
   return picks.length ? `${name}.slice(${picks.join(", ")})` : name;
 }
 
-/** Ranks in words, "0, 4-7" or "hosts=1 gpus=0:4", as indices; null for all of them, undefined where it means nothing. */
+/** Ranks in words, "0, 4-7" or "hosts=1 gpus=0:4", as indices; null for all of them, undefined for invalid text. */
 export function ranksFrom(text: string, labels: readonly string[], sizes: readonly number[]): number[] | null | undefined {
   if (!text.trim()) return null;
   return text.includes("=") ? ranksByDimension(text, labels, sizes) : ranksByNumber(text, countOf(sizes));
@@ -42,7 +42,7 @@ function ranksByDimension(text: string, labels: readonly string[], sizes: readon
     ranges[d] = [begin, colon ? Number(to || Infinity) : begin + 1];
   }
   const every = Array.from({ length: countOf(sizes) }, (_, index) => index);
-  return every.filter((index) => pointOf(sizes, index).every((at, d) => at >= (ranges[d]?.[0] ?? 0) && at < (ranges[d]?.[1] ?? 0)));
+  return every.filter((index) => pointOf(sizes, index).every((coordinate, d) => coordinate >= (ranges[d]?.[0] ?? 0) && coordinate < (ranges[d]?.[1] ?? 0)));
 }
 
 function ranksByNumber(text: string, count: number): number[] | undefined {
@@ -60,16 +60,16 @@ function ranksByNumber(text: string, count: number): number[] | undefined {
 export function placeText(labels: readonly string[], sizes: readonly number[], indices: readonly number[] | null): string {
   if (indices === null || !labels.length || indices.length === countOf(sizes)) return "";
   const points = indices.map((index) => pointOf(sizes, index));
-  const whole = boxText(labels, sizes, points);
-  if (whole !== null) return whole;
+  const box = boxText(labels, sizes, points);
+  if (box !== null) return box;
   const rows = [...new Set(points.map(([first]) => first))].map((first) => points.filter((point) => point[0] === first));
   return rows.flatMap((row) => boxText(labels, sizes, row) ?? row.map((point) => boxText(labels, sizes, [point]))).join("; ");
 }
 
-/** A box of ranks, by the dimensions in which it is not all; null where the ranks are no box. */
+/** A box of ranks, by the dimensions that it restricts; null if the ranks are no box. */
 function boxText(labels: readonly string[], sizes: readonly number[], points: readonly number[][]): string | null {
   const values = labels.map((_, d) => [...new Set(points.map((point) => point[d] as number))].sort((a, b) => a - b));
-  if (countOf(values.map((each) => each.length)) !== points.length) return null;
+  if (countOf(values.map((range) => range.length)) !== points.length) return null;
   return labels.flatMap((label, d) => ((values[d] as number[]).length === sizes[d] && points.length > 1 ? [] : [`${label}=${spans(values[d] as number[])}`])).join(" ");
 }
 

@@ -1,4 +1,4 @@
-// ClusterState, as docs/protocol.md has it.
+// ClusterState, as defined in docs/protocol.md.
 
 export type State = "starting" | "idle" | "busy" | "paused" | "unresponsive" | "failed" | "healing" | "stopped";
 export type Counts = Partial<Record<State, number>>;
@@ -8,8 +8,8 @@ export interface Host {
   state: "up" | "lost";
   why?: string;
   procs?: number;
-  notice?: string; // who is about to take it away
-  until?: number; // and when, if that is known
+  notice?: string; // who is about to withdraw the host
+  until?: number; // and when, if known
 }
 
 export interface Mesh {
@@ -22,15 +22,15 @@ export interface Mesh {
   strides: number[];
   picked?: number[];
   on?: string;
-  /** It serves the mesh that it is on, and is not shown beside it. */
+  /** An internal mesh of the library, which is not shown. */
   inner?: boolean;
   hosts?: string[];
   per_host?: number;
   state: State;
   born?: number;
   stopped?: string;
-  ended?: number; // when it was
-  unheld?: number; // since when nothing in the notebook refers to it
+  ended?: number; // time of its end
+  unheld?: number; // since when the notebook has no reference to it
   owner?: string;
   mine?: boolean;
   counts?: Counts;
@@ -50,7 +50,7 @@ export interface Rank {
   errors?: number;
   cpu?: number;
   memory?: number;
-  /** How it is counted, where that is not Pss. */
+  /** The measure of memory, if not Pss. */
   memory_kind?: string;
   gpu?: number;
   gpu_memory?: number;
@@ -85,10 +85,10 @@ export interface Failure {
   also?: string[];
   next?: string;
   report?: string;
-  /** `raised` is no failure of the cluster: an endpoint raised an ordinary exception. */
+  /** `raised`: an endpoint raised an ordinary exception, which is no failure of the cluster. */
   state: "open" | "healing" | "healed" | "stopped" | "raised";
   ended?: number;
-  /** The call that raised the exception, whose frames are still there. */
+  /** The call that raised the exception, whose frames can still be opened. */
   call?: string;
 }
 
@@ -102,7 +102,7 @@ export interface Session {
   since?: number;
 }
 
-/** A line of the user's program, as people call it. */
+/** A line of the user's program, by its display name. */
 export interface Line {
   at: string;
   source: string;
@@ -154,7 +154,7 @@ export interface Busy {
   least: number;
 }
 
-/** Bytes that processes have, or their devices, by rank. */
+/** Bytes of processes or of their devices, by rank. */
 export interface Memory {
   allocated: number[];
   peak: number[];
@@ -169,8 +169,8 @@ export interface Tensors {
   sizes: number[];
   count: number;
   nbytes: number;
-  lost: string; // why all of them are, where they are
-  gone: number; // how many are
+  lost: string; // the reason, if all are lost
+  gone: number; // number of lost tensors
   live: number[];
   largest: number;
   rows: TensorRow[];

@@ -17,7 +17,7 @@ export function messageLine(): { message: HTMLElement; report: Report } {
   return { message, report };
 }
 
-/** A button that sends a request; disabled until the reply is there. */
+/** A button that sends a request; disabled until the reply arrives. */
 export function askButton(label: string, ask: Ask, report: Report, attributes: Record<string, unknown> = {}): HTMLButtonElement {
   const button = h("button", { class: "mnb-b", type: "button", text: label, ...attributes });
   button.addEventListener("click", async () => {
@@ -56,8 +56,8 @@ async function copied(text: string): Promise<boolean> {
     area.value = text;
     document.body.append(area);
     area.select();
-    const done = document.execCommand("copy"); // where the page may not write to the clipboard
+    const isCopied = document.execCommand("copy"); // for pages without access to the clipboard
     area.remove();
-    return done;
+    return isCopied;
   }
 }

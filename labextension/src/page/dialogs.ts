@@ -1,14 +1,14 @@
-// What is asked before something is done: by JupyterLab's dialogs, or, in displays of any page, by the browser's own.
+// Questions before an action: by JupyterLab's dialogs, or, in displays of any page, by the browser's own.
 
 import { h } from "./dom";
 import { say } from "./language";
 
 export interface Dialogs {
-  /** Asks whether something may be lost. */
+  /** Asks for confirmation of a loss. */
   agree(title: string, lost: string, label: string): Promise<boolean>;
-  /** Asks for a line; null where none is given. */
+  /** Asks for a line; null if cancelled. */
   type(title: string, proposed: string, example: string): Promise<string | null>;
-  /** Shows a form; whether it was agreed to. */
+  /** Shows a form; resolves with whether it was confirmed. */
   fill(title: string, form: HTMLElement, label: string): Promise<boolean>;
 }
 
@@ -38,7 +38,7 @@ function ask(root: HTMLElement, title: string, body: HTMLElement, label: string,
     dialog.close();
   };
   dialog.addEventListener("keydown", (event) => {
-    event.stopPropagation(); // or the notebook takes letters for commands
+    event.stopPropagation(); // else the notebook takes letters for commands
     if (event.key === "Enter" && event.target instanceof HTMLInputElement) end(true);
   });
   root.append(dialog);

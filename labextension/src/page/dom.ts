@@ -1,8 +1,8 @@
-// Making elements, and changing no more of them than has changed.
+// Creation of elements, and minimal updates of them.
 
 type Child = Node | string | null | undefined;
 
-/** Makes an element: h("div", {class: "x", onclick: f}, child, "text"). Attributes that are null or false are left out. */
+/** Creates an element: h("div", {class: "x", onclick: f}, child, "text"). Attributes that are null or false are left out. */
 export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Record<string, unknown> = {}, ...children: Child[]): HTMLElementTagNameMap[K] {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -15,7 +15,7 @@ export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Rec
   return element;
 }
 
-/** Makes an element of a drawing. Attributes that are null or false are left out; `text` becomes its content. */
+/** Creates an element of a drawing. Attributes that are null or false are left out; `text` becomes its content. */
 export function svg(tag: string, attributes: Record<string, unknown> = {}, ...children: (Node | null)[]): SVGElement {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -39,9 +39,9 @@ export function tableHead(names: readonly string[]): HTMLElement {
 
 /** Writes rows of [name, value] into a table of facts; existing rows are reused. */
 export function setFacts(table: Element, facts: readonly (readonly [string, string])[]): void {
-  for (const [at, [what, value]] of facts.entries()) {
-    const row = table.children[at] ?? table.appendChild(h("div", {}, h("span", { class: "mnb-dim" }), h("span")));
-    setText(row.children[0] as Element, what);
+  for (const [index, [name, value]] of facts.entries()) {
+    const row = table.children[index] ?? table.appendChild(h("div", {}, h("span", { class: "mnb-dim" }), h("span")));
+    setText(row.children[0] as Element, name);
     setText(row.children[1] as Element, value);
   }
   while (table.childElementCount > facts.length) table.lastElementChild?.remove();

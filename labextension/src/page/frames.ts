@@ -1,4 +1,4 @@
-// Drawing before a frame: a few milliseconds in each, so that a page stays quick however many displays it has.
+// Drawing before a frame: a few milliseconds in each, so that a page with many displays stays responsive.
 
 export const BUDGET_MS = 2; // of scripts in a frame: style, layout and paint of what they change take several times as long
 
@@ -7,7 +7,7 @@ interface FrameQueue {
   delete(draw: () => void): void;
 }
 
-/** What waits to be drawn. A frame draws the first, and more while there is time; the others follow in the next frames. */
+/** The pending draws. A frame executes the first, and more while there is time; the others follow in later frames. */
 export class Frames implements FrameQueue {
   add(draw: () => void): void {
     this._waiting.add(draw);
@@ -48,8 +48,8 @@ function shared(): FrameQueue {
   return (page[KEY] ??= new Frames());
 }
 
-/** Calls `draw` once in a frame, however often it is asked for; `cancel` forgets what was asked. */
+/** Calls `draw` once in a frame, however often it is requested; `cancel` drops the request. */
 export function eachFrame(draw: () => void): { soon: () => void; cancel: () => void } {
-  const own = (): void => draw(); // two displays may have the same function
-  return { soon: () => shared().add(own), cancel: () => shared().delete(own) };
+  const drawOnce = (): void => draw(); // two displays may have the same function
+  return { soon: () => shared().add(drawOnce), cancel: () => shared().delete(drawOnce) };
 }

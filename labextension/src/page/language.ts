@@ -3,13 +3,13 @@
 
 export const DOMAIN = "monarch_nb_lab";
 
-/** What JupyterLab's translator has for a domain. */
+/** The phrases of JupyterLab's translator for a domain. */
 export interface Phrases {
   __(phrase: string, ...values: unknown[]): string;
   _n(one: string, many: string, count: number, ...values: unknown[]): string;
 }
 
-// Displays in cells are modules of their own: they find here what the panel has been given.
+// Displays in cells are modules of their own: they find the panel's translator here.
 const SHARED = Symbol.for("monarch-nb:phrases");
 const page = globalThis as unknown as Record<symbol, Phrases | undefined>;
 
@@ -24,8 +24,8 @@ export function phrase(text: string): string {
 
 /** A phrase with values in it: say`stopping ${name} …` is looked up as "stopping %1 …". */
 export function say(parts: TemplateStringsArray, ...values: unknown[]): string {
-  const text = parts.reduce((all, part, at) => `${all}%${at}${part}`);
-  return page[SHARED]?.__(text, ...values) ?? parts.reduce((all, part, at) => `${all}${String(values[at - 1])}${part}`);
+  const text = parts.reduce((template, part, index) => `${template}%${index}${part}`);
+  return page[SHARED]?.__(text, ...values) ?? parts.reduce((result, part, position) => `${result}${String(values[position - 1])}${part}`);
 }
 
 /** `3 ranks`, `1 rank`. */

@@ -1,4 +1,4 @@
-// A menu at a point of the window, for pages that have none of their own.
+// A menu at a point of the window, for pages without a menu of their own.
 
 import { h } from "./dom";
 import { say } from "./language";
@@ -6,38 +6,38 @@ import { say } from "./language";
 export interface Item {
   label: string;
   title?: string;
-  /** Pressed in the menu, it is this item. */
+  /** The key that selects this item in the menu. */
   key?: string;
   /** The first of another kind: a line above it. */
   apart?: boolean;
   run(): void;
 }
 
-/** Items, and others behind a label of their own, which are made when they are looked at. */
+/** Items, and further ones behind a label, created when they are opened. */
 export interface Items {
   name: string;
   items: readonly Item[];
   more: { label: string; items(): readonly Item[] } | null;
 }
 
-/** Opens it within `root`, which has the style; it gives the keys back to what has them now. */
+/** Opens a menu within `root`, which has the style; closing it restores the focus. */
 export function openMenu(root: HTMLElement, { name, items, more }: Items, x: number, y: number): void {
   const before = document.activeElement as HTMLElement | null;
   const menu = h("div", { class: "mnb-menu", role: "menu", "aria-label": name, popover: "manual" });
   let within = false; // the other items are shown
   const close = (): void => {
-    document.removeEventListener("pointerdown", left, true);
+    document.removeEventListener("pointerdown", closeOutside, true);
     menu.remove();
   };
-  const back = (): void => {
+  const restoreFocus = (): void => {
     close();
     before?.focus();
   };
-  const left = (event: Event): void => void (menu.contains(event.target as Node) || close());
+  const closeOutside = (event: Event): void => void (menu.contains(event.target as Node) || close());
   const row = (item: Item, choose: () => void): HTMLElement =>
     h("button", { class: item.apart ? "mnb-menu-apart" : null, type: "button", role: "menuitem", tabindex: "-1", title: item.title, onclick: choose }, h("span", { text: item.label }), h("span", { class: "mnb-dim", text: item.key ?? "", "aria-hidden": "true" }));
   const choose = (item: Item): void => {
-    back();
+    restoreFocus();
     item.run();
   };
   const show = (others: boolean): void => {
@@ -59,20 +59,20 @@ export function openMenu(root: HTMLElement, { name, items, more }: Items, x: num
     event.stopPropagation();
   });
   menu.addEventListener("keydown", (event) => {
-    event.stopPropagation(); // or the notebook takes letters for commands
+    event.stopPropagation(); // else the notebook takes letters for commands
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const rows = [...menu.querySelectorAll("button")];
-    const at = rows.indexOf(document.activeElement as HTMLButtonElement);
+    const index = rows.indexOf(document.activeElement as HTMLButtonElement);
     const last = rows.length - 1;
     const keys: Record<string, () => void> = {
-      ArrowDown: () => move(at + 1),
-      ArrowUp: () => move(at - 1),
+      ArrowDown: () => move(index + 1),
+      ArrowUp: () => move(index - 1),
       Home: () => move(0),
       End: () => move(last),
-      ArrowRight: () => more && !within && at === last && show(true),
+      ArrowRight: () => more && !within && index === last && show(true),
       ArrowLeft: () => within && show(false),
-      Escape: back,
-      Tab: back,
+      Escape: restoreFocus,
+      Tab: restoreFocus,
     };
     const item = items.find(({ key }) => !within && key === event.key.toUpperCase());
     const act = keys[event.key] ?? (item && (() => choose(item)));
@@ -82,11 +82,11 @@ export function openMenu(root: HTMLElement, { name, items, more }: Items, x: num
   });
   root.append(menu);
   if ("showPopover" in menu) menu.showPopover(); // above all else, and cut by nothing
-  document.addEventListener("pointerdown", left, true);
+  document.addEventListener("pointerdown", closeOutside, true);
   show(false);
 }
 
-/** Whether a key asks for the menu of what has the keys. */
+/** Whether a key opens the menu of the focused element. */
 export function asksForMenu(event: KeyboardEvent): boolean {
   return event.key === "ContextMenu" || (event.key === "F10" && event.shiftKey);
 }

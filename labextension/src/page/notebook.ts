@@ -1,4 +1,4 @@
-// What can be asked of the page around us; JupyterLab and Notebook 7 take commands from elements that name them.
+// Requests to the surrounding page; JupyterLab and Notebook 7 take commands from elements that name them.
 
 import { say } from "./language";
 import { h } from "./dom";
@@ -8,7 +8,7 @@ export function cellOf(element: Element): Element | null {
   return element.closest(".jp-CodeCell");
 }
 
-/** Runs the cell again that an element is in. Throws where the front end cannot. */
+/** Reruns the cell of an element. Throws if the front end cannot. */
 export function runAgain(element: HTMLElement): void {
   const cell = cellOf(element);
   // The command runs the active cell: it must be this one, also if another was clicked on meanwhile.
@@ -29,7 +29,7 @@ export interface Asked {
   args: object;
 }
 
-/** Has the panel in JupyterLab do something, where it shows the cluster of this notebook; whether it is there. */
+/** Sends a command to JupyterLab's panel of this notebook; returns whether there is one. */
 export function askPanel(element: HTMLElement, command: string, args: object): boolean {
   const detail: Asked = { command: `monarch-nb:${command}`, args };
   return !element.dispatchEvent(new CustomEvent(ASKED, { bubbles: true, cancelable: true, composed: true, detail }));

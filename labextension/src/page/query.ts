@@ -3,7 +3,7 @@
 import { say } from "./language";
 import { h } from "./dom";
 
-export const FIND_FROM = 33; // ranks: fewer are seen at one look
+export const FIND_FROM = 33; // ranks: fewer need no search
 
 const words = (): string => say`States, hosts, endpoints, coordinates such as hosts=3 or gpus=0:4, ranks such as 12 or 4-7, measurements such as cpu>50% or memory>2GB; a rank must match all words`;
 

@@ -1,4 +1,4 @@
-// Words and numbers as they are shown.
+// Words and numbers for display.
 
 import type { Failure, Mesh, Rank, Reported, State } from "../cluster/state";
 import { say } from "./language";
@@ -21,7 +21,7 @@ const STATES: Readonly<Record<State, () => string>> = {
   unresponsive: () => say`unresponsive`,
 };
 
-/** How a rank is, in a word. */
+/** The state of a rank, in a word. */
 export function stateWord(state: State): string {
   return STATES[state]();
 }
@@ -34,7 +34,7 @@ export function duration(seconds: number): string {
   return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} min`;
 }
 
-/** That something is over, and since when, in the kernel's time. */
+/** The end of a mesh, with its time by the kernel's clock. */
 export function overText(mesh: Pick<Mesh, "stopped" | "ended"> | undefined, now: number): string {
   const why = mesh?.stopped?.replace(/^stopped ?/, "") ?? "";
   const by = /^by [^,;:]{1,20}$/.test(why); // `stopped by %stop at 12:00:00`, but `stopped at 12:00:00: its host was lost`
@@ -46,7 +46,7 @@ export function bytes(size: number): string {
   return `${Math.round(size / (1 << 20))} MB`;
 }
 
-/** What a process costs, and how that is counted: with Pss, pages that n processes share count as a part of n. */
+/** The memory of a process, and its measure: with Pss, pages that n processes share count as a part of n. */
 export function memoryOf({ memory, memory_kind }: Pick<Rank, "memory" | "memory_kind">): string {
   return `${bytes(memory ?? 0)} ${memory_kind ?? "Pss"}`;
 }
@@ -79,12 +79,12 @@ export function shapeOf(mesh: Pick<Mesh, "labels" | "sizes">): string {
   return mesh.labels.map((label, d) => `${label}=${mesh.sizes[d]}`).join(" ") || "one";
 }
 
-/** How a failure stands. */
+/** The state of a failure, in words. */
 export function endOf(state: Failure["state"]): string {
   return state === "open" ? say`not healed` : state;
 }
 
-/** Who a failure was reported to, and what came of it. */
+/** The receiver of a report of a failure, and the outcome. */
 export function reportOf([who, how]: Reported): string {
   if (who === "<root>") return say`shown here because no call was waiting`;
   if (who === "a call") return say`raised by the waiting call`;

@@ -1,4 +1,4 @@
-// What can be done to the cluster by a click or a command: asks before something is lost, and reports the result.
+// Actions on the cluster by a click or a command: ask before a loss, and report the result.
 
 import type { Cluster } from "../cluster/client";
 import type { LeftMesh, RunningJob } from "../cluster/messages";
@@ -8,17 +8,17 @@ import { type Dims, type NewMesh, type Variables, codeForMesh, codeForSpawn } fr
 import { askForMesh } from "./spawn";
 import { ACTIONS, type Action, type Part, type Target, targetAt, words } from "./table";
 
-/** What came of a click; `code` is what a cell needs to do the same. */
+/** The outcome of a click; `code` is the code with which a cell does the same. */
 export interface Outcome {
   text: string;
   wrong: boolean;
   code: string;
 }
 
-/** What the page around does for actions: the panel and the notebook in front, or a display in a cell. */
+/** The services of the surrounding page for actions: the panel and the notebook in front, or a display in a cell. */
 export interface Page {
   show(what: Part, on: Target): Promise<void>;
-  /** The source of the active cell; "" where that is not known. */
+  /** The source of the active cell; "" if unknown. */
   cell(): string;
   /** Whether the page can write cells. */
   writes(): boolean;
@@ -26,11 +26,11 @@ export interface Page {
   write(code: string, run: boolean): boolean;
 }
 
-const gone = (): string => say`That mesh has been stopped, or belongs to another notebook.`;
+const missing = (): string => say`That mesh has been stopped, or belongs to another notebook.`;
 
 export class Actions {
   outcome: Outcome = { text: "", wrong: false, code: "" };
-  /** What names the notebook has for meshes, as last seen. */
+  /** The notebook's names of meshes, as last fetched. */
   variables: Variables = {};
   /** Called with each outcome, and when something begins. */
   changed: (outcome: Outcome) => void = () => undefined;
@@ -42,7 +42,7 @@ export class Actions {
     private _done: (code: string) => void = () => undefined,
   ) {}
 
-  /** Says what came of something; "" for nothing. */
+  /** Reports an outcome; "" for none. */
   report(text: string, wrong = false, code = ""): void {
     this.outcome = { text, wrong, code };
     this.changed(this.outcome);
@@ -73,7 +73,7 @@ export class Actions {
     await this.learn();
     const on = this.target(uid, ranks);
     const action = named(name);
-    if (!on) return this.report(gone(), true);
+    if (!on) return this.report(missing(), true);
     const typed = await this._typed(action, on);
     if (typed === null) return;
     const code = action.code(on, typed || codeOfCell(this._page.cell()));
@@ -81,11 +81,11 @@ export class Actions {
     this.report(say`the code of “${phrase(action.label)}” is in a cell`);
   }
 
-  /** Acts on a mesh or some of its ranks; asks nothing where somebody is `sure`. */
+  /** Acts on a mesh or some of its ranks; asks nothing if `sure`. */
   async act(name: string, uid: string, ranks: number[] | null, sure = false): Promise<void> {
     const cluster = this._cluster();
     const on = this.target(uid, ranks);
-    if (!cluster || !on) return this.report(gone(), true);
+    if (!cluster || !on) return this.report(missing(), true);
     const action = named(name);
     const typed = await this._typed(action, on);
     if (typed === null || (!sure && !(await this._agreed(action, on)))) return;
@@ -120,7 +120,7 @@ export class Actions {
     }
   }
 
-  /** Asks for a mesh on the hosts of a job that runs. */
+  /** Asks for a mesh on the hosts of a running job. */
   async useJob({ id, label, hosts }: RunningJob): Promise<void> {
     const cluster = this._cluster();
     if (!cluster) return;
@@ -142,22 +142,22 @@ export class Actions {
     }
   }
 
-  /** Heals all that has failed. */
+  /** Heals all failed meshes. */
   async healAll(): Promise<void> {
     const state = this._cluster()?.state;
     const failed = Object.entries(state?.meshes ?? {}).filter(([, mesh]) => !mesh.stopped && mesh.counts?.failed);
-    const roots = failed.filter(([, mesh]) => mesh.kind === "procs" || !failed.some(([other]) => other === mesh.on));
+    const roots = failed.filter(([, mesh]) => mesh.kind === "procs" || !failed.some(([procs]) => procs === mesh.on));
     if (!roots.length) this.report(say`Nothing has failed, so there is nothing to heal.`);
     for (const [uid] of roots) await this.act("heal", uid, null);
   }
 
-  /** Spawns a mesh; asks for its name and shape where they are not given. */
+  /** Spawns a mesh; asks for its name and shape if they are not given. */
   async spawn(name?: string, dims?: Dims): Promise<void> {
     const cluster = this._cluster();
     if (!cluster) return;
-    const asked = name && dims ? null : await this._askForMesh(cluster);
-    if (this._make(asked)) return;
-    const mesh = asked ? { name: asked.name, dims: asked.dims } : name && dims ? { name, dims } : null;
+    const request = name && dims ? null : await this._askForMesh(cluster);
+    if (this._make(request)) return;
+    const mesh = request ? { name: request.name, dims: request.dims } : name && dims ? { name, dims } : null;
     if (!mesh) return;
     this.report(say`spawning ${mesh.name} …`);
     try {
@@ -169,9 +169,9 @@ export class Actions {
   }
 
   /** Makes a mesh by a cell, where that is wanted. */
-  private _make(asked: NewMesh | null): boolean {
-    if (!asked?.inCell) return false;
-    this._write(codeForMesh(asked), say`the cell makes ${asked.name}`);
+  private _make(newMesh: NewMesh | null): boolean {
+    if (!newMesh?.inCell) return false;
+    this._write(codeForMesh(newMesh), say`the cell makes ${newMesh.name}`);
     return true;
   }
 
@@ -180,7 +180,7 @@ export class Actions {
     return askForMesh(this._dialogs, cluster.state, places, this._page.writes());
   }
 
-  /** What is to be typed for an action, "" for nothing; null where that is given up. */
+  /** The typed input of an action, "" without any; null if cancelled. */
   private async _typed({ asks }: Action, on: Target): Promise<string | null> {
     return asks ? this._dialogs.type(phrase(asks.title), asks.proposes(on), phrase(asks.example)) : "";
   }
@@ -191,7 +191,7 @@ export class Actions {
     return !lost || this._dialogs.agree(action.label.includes(" Host") ? say`${label} of ${words(on)}?` : `${label} ${words(on)}?`, lost, label);
   }
 
-  /** Has a cell run, or gives its code to be copied. */
+  /** Runs code in a cell, or offers it for copying. */
   private _write(code: string, written: string): void {
     if (this._page.write(code, true)) this.report(written);
     else this.report(say`this does it, in a cell`, false, code);
@@ -199,7 +199,7 @@ export class Actions {
 }
 
 function named(name: string): Action {
-  const action = ACTIONS.find((each) => each.name === name);
+  const action = ACTIONS.find((candidate) => candidate.name === name);
   if (!action) throw new Error(say`there is no action ${name}`);
   return action;
 }

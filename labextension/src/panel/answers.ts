@@ -1,4 +1,4 @@
-// What actions show, as text: for displays in cells, and for the box below the facts in the panel.
+// The results of actions as text: for displays in cells, and for the box below the facts in the panel.
 
 import type { Cluster } from "../cluster/client";
 import { countOf, pointOf } from "../cluster/ranks";
@@ -7,7 +7,7 @@ import { say } from "../page/language";
 import { placeOf } from "../page/words";
 import type { Part, Target } from "./table";
 
-const STACKS = 16; // ranks of which stacks are asked for at once
+const STACKS = 16; // ranks per request of stacks
 const LINES = 50; // of each rank
 const WHERE = "where"; // a command of the debugger
 
@@ -23,7 +23,7 @@ function ranksOf(mesh: Mesh, ranks: readonly number[] | null): number[] {
   return (ranks ?? Array.from({ length: Math.min(STACKS, countOf(mesh.sizes)) }, (_, index) => index)).slice(0, STACKS);
 }
 
-/** Where the threads of some ranks are. */
+/** The stacks of the threads of some ranks. */
 export async function stacksText(cluster: Cluster, uid: string, ranks: readonly number[] | null): Promise<string> {
   const mesh = cluster.state.meshes[uid];
   if (!mesh) return "";
@@ -31,9 +31,9 @@ export async function stacksText(cluster: Cluster, uid: string, ranks: readonly 
   return byRank(mesh, stacks);
 }
 
-/** What a part of the panel would show, as text. */
-export async function answerOf(cluster: Cluster, what: Part, { uid, mesh, ranks, place }: Target): Promise<string> {
-  switch (what) {
+/** The content of a part of the panel, as text. */
+export async function answerOf(cluster: Cluster, part: Part, { uid, mesh, ranks, place }: Target): Promise<string> {
+  switch (part) {
     case "stacks":
       return stacksText(cluster, uid, ranks);
     case "findings": {

@@ -34,7 +34,7 @@ class CellPanel {
   ) {
     root.classList.add("mnb-cellpanel");
     this._acting = new InCell(_cluster, root, { code, show: (what, on) => this._parts.show(what, on) });
-    const meant = (): ReturnType<typeof targetOf> | null => {
+    const selected = (): ReturnType<typeof targetOf> | null => {
       const { row } = this._parts.meshes.view;
       return row && targetOf(row);
     };
@@ -42,11 +42,11 @@ class CellPanel {
       this._acting.actions,
       {
         menu: (x, y) => {
-          const on = meant();
+          const on = selected();
           if (on) this._acting.menu(on.uid, on.ranks, x, y);
         },
         key: (event) => {
-          const on = meant();
+          const on = selected();
           return on !== null && this._acting.key(event, on.uid, on.ranks);
         },
         area: () => root.closest<HTMLElement>(".jp-Notebook"),

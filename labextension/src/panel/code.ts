@@ -1,4 +1,4 @@
-// What a click did, as a line for the notebook.
+// The code of a click, as a line for the notebook.
 
 import type { Mesh } from "../cluster/state";
 import { say } from "../page/language";
@@ -7,8 +7,8 @@ export type Variables = Record<string, string>; // name in the notebook: uid
 
 /** The name of a mesh in code; `bound`: whether a variable of the notebook holds it. */
 export function nameOf(mesh: Mesh, uid: string, variables: Variables): { name: string; bound: boolean } {
-  const held = Object.keys(variables).filter((name) => variables[name] === uid && !name.startsWith("_"));
-  const bound = held.includes(mesh.name) ? mesh.name : held[0];
+  const names = Object.keys(variables).filter((name) => variables[name] === uid && !name.startsWith("_"));
+  const bound = names.includes(mesh.name) ? mesh.name : names[0];
   return bound ? { name: bound, bound: true } : { name: mesh.name, bound: false };
 }
 
@@ -36,20 +36,20 @@ export function dimsFrom(text: string): Dims {
   return dims;
 }
 
-/** Why a name cannot be that of a variable; "" if it can. */
+/** The reason why a name is no valid variable; "" if it is. */
 export function wrongName(name: string): string {
   return /^[A-Za-z_]\w*$/.test(name) ? "" : name ? say`"${name}" cannot be the name of a variable` : say`Give the mesh a name.`;
 }
 
 /** A name that no mesh has yet: workers, workers2, … */
-export function freshName(taken: Iterable<string>, preferred = "workers"): string {
-  const names = new Set(taken);
-  let at = 1;
-  while (names.has(at === 1 ? preferred : `${preferred}${at}`)) at++;
-  return at === 1 ? preferred : `${preferred}${at}`;
+export function freshName(existing: Iterable<string>, preferred = "workers"): string {
+  const names = new Set(existing);
+  let number = 1;
+  while (names.has(number === 1 ? preferred : `${preferred}${number}`)) number++;
+  return number === 1 ? preferred : `${preferred}${number}`;
 }
 
-/** A mesh that is to be made. */
+/** The specification of a new mesh. */
 export interface NewMesh {
   name: string;
   dims: Dims;
@@ -57,7 +57,7 @@ export interface NewMesh {
   job: string;
   /** Of that job, as `%mesh` takes them. */
   arguments: string;
-  /** What each process runs first. */
+  /** The code that each process runs first. */
   setup: string;
   /** Made by a cell, which is written into the notebook. */
   inCell: boolean;

@@ -1,4 +1,4 @@
-// What the command palette, menus, keys, and buttons in outputs can run.
+// The commands of the command palette, menus, keys, and buttons in outputs.
 
 import type { JupyterFrontEnd } from "@jupyterlab/application";
 import type { ICommandPalette } from "@jupyterlab/apputils";
@@ -33,7 +33,7 @@ export interface Views {
   selected(): Row | null;
 }
 
-const TREE = ".mnb-panel .mnb-outline"; // what has the keys
+const TREE = ".mnb-panel .mnb-outline"; // the focused element of its keys
 
 export function commandOf(action: Pick<Action, "name">): string {
   return `monarch-nb:${action.name}`;
@@ -49,8 +49,8 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
   const { commands } = app;
   const live = (): boolean => Boolean(front.connection && phaseOf(front.connection.facts) === "live");
 
-  /** What arguments name, by uid or by name; else what is selected in the panel. */
-  function meant(args: ReadonlyPartialJSONObject): { uid: string; ranks: number[] | null } | null {
+  /** The mesh that arguments name, by uid or by name; else the selection of the panel. */
+  function selection(args: ReadonlyPartialJSONObject): { uid: string; ranks: number[] | null } | null {
     const mesh = typeof args.mesh === "string" ? args.mesh : "";
     const ranks = Array.isArray(args.ranks) ? (args.ranks as number[]) : null;
     if (!mesh) {
@@ -59,12 +59,12 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     }
     const meshes = front.connection?.cluster.state.meshes ?? {};
     if (mesh in meshes) return { uid: mesh, ranks };
-    const named = Object.keys(meshes).find((uid) => meshes[uid]?.name === mesh && !meshes[uid]?.stopped);
-    return { uid: named ?? mesh, ranks };
+    const foundUid = Object.keys(meshes).find((uid) => meshes[uid]?.name === mesh && !meshes[uid]?.stopped);
+    return { uid: foundUid ?? mesh, ranks };
   }
 
   function targetFrom(args: ReadonlyPartialJSONObject): Target | null {
-    const target = meant(args);
+    const target = selection(args);
     return target && actions.target(target.uid, target.ranks);
   }
 
@@ -103,7 +103,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
       execute: (args) => {
         if (args.palette || args.mesh) views.open();
         if (action.name === "heal" && args.all) return actions.healAll();
-        const target = meant(args);
+        const target = selection(args);
         if (!target) return undefined;
         if (args.code) return actions.insert(action.name, target.uid, target.ranks);
         return actions.act(action.name, target.uid, target.ranks, action.name === "interrupt" && Boolean(args.sure));
@@ -139,7 +139,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     label: say`Insert the Code of the Last Action`,
     isEnabled: ({ code }) => Boolean(code || actions.outcome.code),
     execute: ({ code, run }) => {
-      // A display in a cell gives the code of what was done there.
+      // A display in a cell sends the code of its action.
       if (typeof code !== "string") return front.insert(actions.outcome.code);
       return run ? front.run(code) : front.insert(code);
     },
@@ -147,7 +147,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
   document.addEventListener(ASKED, (event) => {
     const { command, args } = (event as CustomEvent<Asked>).detail;
     if (!live() || !front.notebook?.node.contains(event.target as Node)) return;
-    event.preventDefault(); // which tells that it is done
+    event.preventDefault(); // marks the event as handled
     void commands.execute(command, args as ReadonlyPartialJSONObject);
   });
   if (!palette) return;
@@ -157,7 +157,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
   palette.addItem({ command: commandOf({ name: "heal" }), category, args: { all: true } });
 }
 
-/** The menu of what is selected in the tree: what can be done to it now, and the code of that. */
+/** The menu of the selection in the tree: its possible actions, and their code. */
 export function openMenu(app: JupyterFrontEnd, x: number, y: number): void {
   const { commands } = app;
   const menu = new Menu({ commands });

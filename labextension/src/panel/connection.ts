@@ -1,4 +1,4 @@
-// The way from one notebook to the cluster of its kernel: a comm that is opened again whenever it can be.
+// The connection from one notebook to the cluster of its kernel: a comm that is reopened whenever possible.
 
 import type { ISessionContext } from "@jupyterlab/apputils";
 import { Kernel, KernelMessage } from "@jupyterlab/services";
@@ -88,7 +88,7 @@ export class Connection implements IDisposable {
       if (kernel !== this._kernel) return;
       if (error) continue;
       this._forget();
-      await new Promise((done) => setTimeout(done, PAUSE_MS));
+      await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
       if (await this._open(kernel)) break;
     }
     this._loaded ||= this.facts.comm === "live";
@@ -143,12 +143,12 @@ export class Connection implements IDisposable {
       this._set({ comm: "none", error: "", kernel: Boolean(kernel), status, connected });
       return;
     }
-    const back = connected && !this.facts.connected && this.facts.comm === "live";
+    const isReconnected = connected && !this.facts.connected && this.facts.comm === "live";
     this._set({ kernel: Boolean(kernel), status, connected });
     this._tryAgain();
     if (connected) this._tries = 0;
     else this._connectAnew();
-    if (!back) return;
+    if (!isReconnected) return;
     this.cluster.recovered(); // messages in between may be lost
     document.dispatchEvent(new Event(BACK));
   }
@@ -170,7 +170,7 @@ export class Connection implements IDisposable {
     this.cluster.lost(why, true);
   }
 
-  /** After a cell that may have loaded the extension. (The kernel's status does not show it: other messages end, too.) */
+  /** Handles the end of a cell that may have loaded the extension. (The kernel's status does not show it: other messages end, too.) */
   private _heard(_: ISessionContext, message: KernelMessage.IMessage): void {
     if (this.facts.comm === "live") return;
     const cell = (message.parent_header as { msg_id?: string }).msg_id ?? "";
@@ -202,7 +202,7 @@ export class Connection implements IDisposable {
     this._leave = leave;
     return new Promise((resolve) => {
       const deaf = setInterval(() => {
-        if (this._comm === comm && this.facts.comm === "opening" && this.facts.status !== "idle") return; // it is busy
+        if (this._comm === comm && this.facts.comm === "opening" && this.facts.status !== "idle") return; // the kernel is busy
         clearInterval(deaf);
         if (this._comm !== comm || this.facts.comm !== "opening") return;
         resolve(false);
@@ -223,7 +223,7 @@ export class Connection implements IDisposable {
       };
       comm.onClose = () => {
         if (this._comm !== comm) return;
-        this._comm = null; // which JupyterLab ends itself
+        this._comm = null; // JupyterLab ends it itself
         this._forget();
         this.cluster.lost(say`the kernel has closed the connection`, true);
         this._set({ comm: "refused" });
@@ -253,14 +253,14 @@ export class Connection implements IDisposable {
 
 type Shelled = { subshellStarted?: Promise<void>; commsOverSubshells?: string; _subshellId?: string | null };
 
-/** Waits until a comm can go past a cell that runs, where that can be; gives what ends the way. */
+/** Waits until a comm can bypass a running cell, if possible; returns the function that ends this. */
 async function subshell(kernel: Kernel.IKernelConnection, comm: Kernel.IComm): Promise<() => void> {
   const more = comm as unknown as Shelled;
   const nothing = (): void => undefined;
   if (!more.subshellStarted || more.commsOverSubshells === "disabled") return nothing;
   // Its status does not show it: it becomes idle after each message beside the cell, such as those of the page before.
-  const own = (await within(INFO_MS, kernel.info)) ? null : await ownSubshell(kernel, more);
-  if (own) return own;
+  const ownShell = (await within(INFO_MS, kernel.info)) ? null : await ownSubshell(kernel, more);
+  if (ownShell) return ownShell;
   const may = (kernel as unknown as { supportsSubshells?: boolean }).supportsSubshells;
   if (may) await within(SUBSHELL_MS, more.subshellStarted);
   return nothing;
@@ -275,24 +275,24 @@ async function ownSubshell(kernel: Kernel.IKernelConnection, comm: Shelled): Pro
     new Promise((resolve) => {
       const head = { msgType, channel: "control", username: kernel.username, session: kernel.clientId, content };
       const message = KernelMessage.createMessage(head as unknown as KernelMessage.IOptions<KernelMessage.IDebugRequestMsg>);
-      const asked = kernel.sendControlMessage(message as never, true, true);
-      asked.onReply = (reply) => resolve((reply as KernelMessage.IMessage).content as { subshell_id?: string });
+      const request = kernel.sendControlMessage(message as never, true, true);
+      request.onReply = (reply) => resolve((reply as KernelMessage.IMessage).content as { subshell_id?: string });
     });
   const end = (id: string): void => {
     if (!kernel.isDisposed && kernel.connectionStatus === "connected") void ask("delete_subshell_request", { subshell_id: id });
   };
-  const asked = ask("create_subshell_request", {});
+  const created = ask("create_subshell_request", {});
   const over = kernel.info.then(() => undefined);
-  const id = (await within(OWN_MS, Promise.race([asked, over])))?.subshell_id;
+  const id = (await within(OWN_MS, Promise.race([created, over])))?.subshell_id;
   if (!id) {
-    void asked.then(({ subshell_id }) => subshell_id && end(subshell_id)); // it comes too late
+    void created.then(({ subshell_id }) => subshell_id && end(subshell_id)); // the reply came too late
     return null;
   }
   comm._subshellId = id;
   return () => void setTimeout(() => end(id), PAUSE_MS); // after the comm's end
 }
 
-/** What a promise gives, if it does so in time. */
+/** The result of a promise, if it settles in time. */
 function within<T>(ms: number, promise: Promise<T>): Promise<T | undefined> {
-  return Promise.race([promise.catch(() => undefined), new Promise<undefined>((done) => setTimeout(() => done(undefined), ms))]);
+  return Promise.race([promise.catch(() => undefined), new Promise<undefined>((resolve) => setTimeout(() => resolve(undefined), ms))]);
 }

@@ -1,4 +1,4 @@
-// What a person who looks elsewhere sees when a long cell or a call has ended: the status bar, the tab's title, the desktop.
+// Notices of the end of a long cell or a call, for users who look elsewhere: the status bar, the tab's title, the desktop.
 
 import { Notification as Toast } from "@jupyterlab/apputils";
 
@@ -7,7 +7,7 @@ import { duration } from "../page/words";
 import { say } from "../page/language";
 import type { Front } from "./front";
 
-const SHOWN_MS = 30_000; // in the status bar, once the page is looked at
+const SHOWN_MS = 30_000; // in the status bar, once the page is visible
 
 export interface EndSettings {
   /** Long cells are announced on the desktop without %notify. */
@@ -19,11 +19,11 @@ export function endedText({ what, seconds, error }: Ended, notebook: string): st
   return `${notebook}: ${what} ${error ? "failed" : "ended"} after ${duration(seconds)}`;
 }
 
-/** What can show something on the desktop; the browser's own, but in tests. */
+/** The notifications of the desktop: the browser's own, except in tests. */
 export interface Desktop {
   permission(): string;
   request(): Promise<string>;
-  /** Says something in the page; with a button where there is something to agree to. */
+  /** Shows a message in the page, with a button for a confirmation. */
   say(text: string, label?: string, agreed?: () => void): void;
   show(title: string, body: string, clicked: () => void): void;
 }
@@ -36,11 +36,11 @@ export const BROWSER: Desktop = {
     else Toast.warning(text, { autoClose: 8000 });
   },
   show: (title, body, clicked) => {
-    const shown = new Notification(title, { body, tag: title });
-    shown.onclick = () => {
+    const notification = new Notification(title, { body, tag: title });
+    notification.onclick = () => {
       window.focus();
       clicked();
-      shown.close();
+      notification.close();
     };
   },
 };
@@ -96,5 +96,5 @@ export class EndNotices {
   }
 
   private _clearing: ReturnType<typeof setTimeout> | undefined;
-  private _title: string | null = null; // what the tab had before
+  private _title: string | null = null; // the tab's title before
 }

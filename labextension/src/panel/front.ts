@@ -1,4 +1,4 @@
-// The notebook in front, and the way to its cluster.
+// The notebook in front, and the connection to its cluster.
 
 import { INotebookTracker, NotebookActions, NotebookPanel } from "@jupyterlab/notebook";
 import { ISignal, Signal } from "@lumino/signaling";
@@ -26,12 +26,12 @@ export class Front {
     this._update();
   }
 
-  /** The kernel of a notebook has something to say that is no part of the state. */
+  /** Emitted for messages of a kernel that are no part of the state. */
   get announced(): ISignal<this, Announced> {
     return this._announced;
   }
 
-  /** Another notebook is in front, or how it stands with its kernel has changed. */
+  /** Emitted when another notebook is in front, or the state of its connection changes. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -47,18 +47,18 @@ export class Front {
     if (notebook.activeCell) void notebook.scrollToCell(notebook.activeCell);
   }
 
-  /** The way to the cluster of a notebook; null where that was not in front yet. */
+  /** The connection to the cluster of a notebook; null if it was never in front. */
   of(notebook: object): Connection | null {
     return this._connections.get(notebook as NotebookPanel) ?? null;
   }
 
-  /** The source of the active cell; "" where that is no code. */
+  /** The source of the active cell; "" for other cells. */
   get cell(): string {
     const cell = this.notebook?.content.activeCell?.model;
     return cell?.type === "code" ? cell.sharedModel.getSource() : "";
   }
 
-  /** Loads the extension into the kernel of the notebook in front, by a cell; whether its cluster can be reached then. */
+  /** Loads the extension into the kernel of the notebook in front, by a cell; resolves with whether its cluster can be reached. */
   async load(): Promise<boolean> {
     const { notebook } = this;
     if (!notebook) return false;
@@ -67,7 +67,7 @@ export class Front {
     const until = Date.now() + LIVE_MS;
     while (Date.now() < until && notebook === this.notebook) {
       if (this.connection && phaseOf(this.connection.facts) === "live") return true;
-      await new Promise((done) => setTimeout(done, 100));
+      await new Promise((resolve) => setTimeout(resolve, 100));
     }
     return false;
   }

@@ -10,7 +10,7 @@ import { say } from "../page/language";
 
 const id = (message: KernelMessage.IMessage): string => (message.parent_header as { msg_id?: string }).msg_id ?? "";
 
-/** Forgets what a cell has asked when that cell has ended. */
+/** Drops the open question of a cell when the cell has ended. */
 export class QuestionGuard {
   constructor(private _node: Element, context: ISessionContext) {
     this._take(context.session);
@@ -38,11 +38,11 @@ export class QuestionGuard {
     kernel.removeInputGuard();
   }
 
-  private _asking = ""; // the request of the cell that has asked
+  private _asking = ""; // the request of the cell with an open question
   private _session: Session.ISessionConnection | null = null;
 }
 
-/** For each notebook there is and that comes. */
+/** Guards all present and future notebooks. */
 export function guardQuestions(tracker: INotebookTracker): void {
   const guard = (panel: NotebookPanel): void => void new QuestionGuard(panel.node, panel.sessionContext);
   tracker.forEach(guard);

@@ -1,4 +1,4 @@
-// Acting from a display in a cell: the menu and the keys of the table of actions, and what came of them.
+// Acting from a display in a cell: the menu and the keys of the table of actions, and their outcomes.
 
 import type { Cluster } from "../cluster/client";
 import { copyButton } from "../page/buttons";
@@ -13,11 +13,11 @@ import { ACTIONS, type Action, type Part, type Target } from "./table";
 
 import "./incell.css";
 
-/** What lives on is shown by the panel where there is one; what is an answer is given here. */
+/** Live parts are shown by the panel if there is one; answers are shown here. */
 const LIVES: ReadonlySet<Part> = new Set(["logs", "timeline", "debugger"]);
 
 export interface Shows {
-  /** Shows what an action opens, in place of its text. */
+  /** Shows the part that an action opens, in place of its text. */
   show?: Page["show"];
   /** Whether a cell can do the same: marimo has no magics. */
   code?: boolean;
@@ -25,7 +25,7 @@ export interface Shows {
 
 export class InCell {
   readonly actions: Actions;
-  /** What came of the last action. */
+  /** The outcome of the last action. */
   readonly element: HTMLElement;
 
   constructor(
@@ -53,7 +53,7 @@ export class InCell {
   menu(uid: string, ranks: number[] | null, x: number, y: number): void {
     const on = this._target(uid, ranks);
     if (!on) return;
-    void this.actions.learn(); // the names are there when the code is looked at
+    void this.actions.learn(); // so that the names are known when the code is shown
     const usable = ACTIONS.filter((action) => action.applies(on));
     const ending = usable.find((action) => action.ends);
     const items = usable.map((action): Item => ({ label: phrase(action.label), title: phrase(action.hint), key: action.key, apart: action === ending, run: () => void this.actions.act(action.name, uid, ranks) }));
@@ -62,18 +62,18 @@ export class InCell {
     openMenu(this._root, { name: on.place, items, more }, x, y);
   }
 
-  /** A button that opens it. */
+  /** A button that opens the menu. */
   menuButton(text: string, on: () => { uid: string; ranks: number[] | null } | null): HTMLButtonElement {
     const button = h("button", { class: "mnb-b", type: "button", text, title: say`everything that can be done to it`, "aria-haspopup": "menu" });
     button.addEventListener("click", () => {
       const { left, bottom } = button.getBoundingClientRect();
-      const meant = on();
-      if (meant) this.menu(meant.uid, meant.ranks, left, bottom);
+      const target = on();
+      if (target) this.menu(target.uid, target.ranks, left, bottom);
     });
     return button;
   }
 
-  /** Does what a key stands for, with Shift its code; whether it stands for anything. */
+  /** Executes the action of a key, with Shift shows its code; returns whether there is one. */
   key(event: KeyboardEvent, uid: string, ranks: number[] | null): boolean {
     const action = ACTIONS.find(({ key }) => key === event.key.toUpperCase());
     const on = this._target(uid, ranks);
@@ -90,8 +90,8 @@ export class InCell {
   private async _show(what: Part, on: Target): Promise<void> {
     const action = ACTIONS.find(({ does }) => "shows" in does && does.shows === what);
     const name = action?.name ?? "";
-    const asked = { mesh: on.uid, ...(on.ranks && { ranks: on.ranks }) };
-    if (LIVES.has(what) && askPanel(this._root, name, asked)) return this.actions.report(say`${phrase(action?.label ?? "")} of ${on.place}: in the panel`);
+    const selection = { mesh: on.uid, ...(on.ranks && { ranks: on.ranks }) };
+    if (LIVES.has(what) && askPanel(this._root, name, selection)) return this.actions.report(say`${phrase(action?.label ?? "")} of ${on.place}: in the panel`);
     this._answer.hidden = false;
     setText(this._text, say`asking …`);
     this._text.textContent = (await answerOf(this._cluster, what, on).catch((error: Error) => error.message)) || say`nothing`;
@@ -106,7 +106,7 @@ export class InCell {
     this._insert.hidden = !this._writes;
   }
 
-  /** Whether JupyterLab's panel is there for this notebook. */
+  /** Whether JupyterLab's panel shows this notebook. */
   private get _writes(): boolean {
     return this._root.closest(".mnb-live") !== null;
   }

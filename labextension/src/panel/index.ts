@@ -1,4 +1,4 @@
-// The plugin: everything it asks for is optional, so that it also loads in Notebook 7.
+// The plugin: all its dependencies are optional, so that it also loads in Notebook 7.
 
 import "../views/base.css";
 
@@ -42,9 +42,9 @@ interface Settings {
 
 /** The kernel of a new notebook: the usual one, if that is Python's. */
 function pythonOf(specs: KernelSpec.ISpecModels | null): string {
-  const all = specs?.kernelspecs ?? {};
+  const byName = specs?.kernelspecs ?? {};
   const usual = specs?.default ?? "";
-  return all[usual]?.language === "python" ? usual : Object.keys(all).find((name) => all[name]?.language === "python") ?? "python3";
+  return byName[usual]?.language === "python" ? usual : Object.keys(byName).find((name) => byName[name]?.language === "python") ?? "python3";
 }
 
 const plugin: JupyterFrontEndPlugin<void> = {
@@ -125,7 +125,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
         const cell = activeCodeOf(front.notebook);
         if (!cell || !front.connection) return;
         await askWhere(cell, front.connection.cluster.state);
-        front.notebook?.activate(); // the palette, which had the keys, is gone
+        front.notebook?.activate(); // the palette, which had the focus, is closed
       },
     });
     const ranks = new RanksSection(front);

@@ -37,7 +37,7 @@ async function draw(cluster: Cluster, name: string, root: HTMLElement, later: (e
   if (end) later(end);
 }
 
-/** What a view needs of anywidget's model, on the panel's own connection. */
+/** The part of anywidget's model that a view uses, on the panel's own connection. */
 function modelOf(cluster: Cluster, later: (end: End) => void): object {
   const listeners = new Map<Callback, End>();
   const watched = new Set<string>();

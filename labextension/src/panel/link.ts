@@ -1,14 +1,14 @@
-// How the panel stands with the kernel of a notebook: facts in, words and wishes out.
+// The state of the panel's connection to a kernel: facts in, texts and wishes out.
 
 import { say } from "../page/language";
 
 export interface Facts {
   notebook: boolean;
-  /** There is a kernel, or one is on its way. */
+  /** A kernel runs or starts. */
   kernel: boolean;
   /** The kernel's language; "" until it is known. */
   language: string;
-  /** As JupyterLab calls it: idle, busy, starting, restarting, dead, … */
+  /** In JupyterLab's terms: idle, busy, starting, restarting, dead, … */
   status: string;
   connected: boolean;
   comm: "none" | "opening" | "live" | "refused";
@@ -43,14 +43,14 @@ export function wantsComm(facts: Facts): boolean {
 export interface Words {
   title: string;
   text: string;
-  /** What to type in a cell; "" where there is nothing to type. */
+  /** The code to type in a cell; "" for none. */
   code: string;
   offersLoad: boolean;
 }
 
 const purpose = (): string => say`This panel shows the processes and actors that a notebook starts: their state, their output, and failures.`;
 
-/** The text where there is no cluster to show. */
+/** The text in place of a cluster. */
 export function wordsFor(facts: Facts): Words {
   const words = (title: string, text = "", code = "", offersLoad = false): Words => ({ title, text, code, offersLoad });
   switch (phaseOf(facts)) {

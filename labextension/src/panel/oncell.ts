@@ -18,31 +18,31 @@ const KERNEL = "kernel";
 const OTHER = "…"; // asks for ranks
 const LINE = /^\s*%%on\b[ \t]*(.*)(?:\n|$)/;
 
-/** Where a cell runs: `workers gpus=0`, "" in the kernel; null where another cell magic says how. */
+/** Where a cell runs: `workers gpus=0`, "" in the kernel; null if another cell magic decides. */
 export function placeIn(source: string): string | null {
   const [, place] = LINE.exec(source) ?? [];
   if (place !== undefined) return place.trim();
   return /^\s*%%/.test(source) ? null : "";
 }
 
-/** What to replace in a source so that it runs elsewhere: from `start` to `end` by `text`. */
+/** The edit of a source that makes it run elsewhere: from `start` to `end` by `text`. */
 export function editFor(source: string, place: string): { start: number; end: number; text: string } {
   const [line = ""] = LINE.exec(source) ?? [];
   return { start: 0, end: line.length, text: place ? `%%on ${place}\n` : "" };
 }
 
-/** What a cell can be run on: all ranks of each mesh, and `also`. */
+/** The places that a cell can run on: all ranks of each mesh, and `also`. */
 export function placesOf(state: ClusterState, also: readonly string[] = []): string[] {
   const names = Object.values(state.meshes).filter((mesh) => !mesh.stopped && !mesh.inner).map((mesh) => mesh.name);
   return [...new Set([...names, ...also.filter(Boolean)])];
 }
 
 function rememberedIn(cell: Cell): string {
-  const kept = cell.model.getMetadata("monarch") as { on?: unknown } | undefined;
-  return typeof kept?.on === "string" ? kept.on : "";
+  const metadata = cell.model.getMetadata("monarch") as { on?: unknown } | undefined;
+  return typeof metadata?.on === "string" ? metadata.on : "";
 }
 
-/** Has a cell run somewhere: "" in the kernel. */
+/** Makes a cell run on a place: "" is the kernel. */
 export function runOn(cell: Cell, place: string): void {
   const shared = cell.model.sharedModel;
   const { start, end, text } = editFor(shared.getSource(), place);
@@ -50,7 +50,7 @@ export function runOn(cell: Cell, place: string): void {
   if (place) cell.model.setMetadata("monarch", { on: place });
 }
 
-/** Asks where a cell is to run, and has it run there; also by keys alone. */
+/** Asks for the place of a cell, and sets it; works by keys alone. */
 export async function askWhere(cell: Cell, state: ClusterState): Promise<void> {
   const current = placeIn(cell.model.sharedModel.getSource());
   if (current === null) return;
@@ -123,10 +123,10 @@ export class OnChoice extends Widget {
     this._select.classList.toggle("mnb-on-ranks", Boolean(place));
   }
 
-  private _choose(chosen: string): void {
+  private _choose(target: string): void {
     const state = this._connection?.cluster.state;
-    if (chosen === OTHER && state) void askWhere(this._cell, state).then(() => this._draw());
-    else runOn(this._cell, chosen === KERNEL ? "" : chosen);
+    if (target === OTHER && state) void askWhere(this._cell, state).then(() => this._draw());
+    else runOn(this._cell, target === KERNEL ? "" : target);
   }
 
   private _offered = "";
@@ -134,7 +134,7 @@ export class OnChoice extends Widget {
   private _unwatch: (() => void) | null = null;
 }
 
-/** Has the toolbars of cells offer it. */
+/** Adds the choice to the toolbars of cells. */
 export function offerInCells(registry: IToolbarWidgetRegistry, front: Front): void {
   registry.addFactory<Cell & Widget>("Cell", "monarch-on", (cell) => new OnChoice(cell, front));
 }

@@ -18,7 +18,7 @@ import { Parts } from "./parts";
 import type { Section } from "./sections";
 import { summaryOf } from "./summary";
 
-/** A section as a widget, which says when it can be seen. */
+/** A section as a widget, which reports its visibility. */
 class SectionWidget extends Widget {
   constructor(readonly section: Section) {
     super({ node: section.node });
@@ -51,7 +51,7 @@ class SectionWidget extends Widget {
 export interface PanelHooks {
   load(): void;
   spawn(): void;
-  /** Opens the menu of what is selected. */
+  /** Opens the menu of the selection. */
   menu(x: number, y: number): void;
 }
 
@@ -86,8 +86,8 @@ export class MonarchPanel extends SidePanel {
     const sections = this.parts.all;
     for (const section of sections) this.addWidget(new SectionWidget(section));
     const open = openSections();
-    sections.forEach(({ id }, at) => !open.has(id) && this._accordion.collapse(at));
-    this._accordion.setRelativeSizes(sections.map((_, at) => (at === 1 ? 3 : 4)));
+    sections.forEach(({ id }, position) => !open.has(id) && this._accordion.collapse(position));
+    this._accordion.setRelativeSizes(sections.map((_, index) => (index === 1 ? 3 : 4)));
     this._accordion.expansionToggled.connect((_, index) => this._opened(index));
 
     const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });
@@ -106,13 +106,13 @@ export class MonarchPanel extends SidePanel {
     this._changed();
   }
 
-  /** Lists the code of all that can be done to what is selected. */
+  /** Lists the code of all actions on the selection. */
   showCodes(): void {
     this._expand(this.parts.selected);
     this.parts.selected.codes = true;
   }
 
-  /** Opens the section of findings, and looks for the reason why nothing makes progress. */
+  /** Opens the section of findings, and asks why nothing makes progress. */
   ask(): void {
     this._expand(this.parts.findings);
     this.parts.findings.ask(undefined);
@@ -126,15 +126,15 @@ export class MonarchPanel extends SidePanel {
     this._accordion.expand(this.parts.all.indexOf(section));
   }
 
-  /** Remembers which sections are open. Who opens a section wants to see it: those that were open before share what it leaves. */
+  /** Remembers which sections are open. A newly opened section gets most of the room; the others share the rest. */
   private _opened(index: number): void {
     const widgets = this._accordion.widgets;
     keepOpen(widgets.flatMap((widget) => (widget.isHidden || !(widget instanceof SectionWidget) ? [] : [widget.section.id])));
     if (widgets[index]?.isHidden ?? true) return;
-    this._accordion.setRelativeSizes(widgets.map((widget, at) => (widget.isHidden ? 0 : at === index ? 6 : at === 0 ? 3 : 2)));
+    this._accordion.setRelativeSizes(widgets.map((widget, position) => (widget.isHidden ? 0 : position === index ? 6 : position === 0 ? 3 : 2)));
   }
 
-  /** The tree takes the keys, or the button that gets one, if no other part of the panel has them. */
+  /** Focuses the tree, or the button that opens a cluster, unless another part of the panel has the focus. */
   protected override onActivateRequest(message: Message): void {
     super.onActivateRequest(message);
     if (this.node.contains(document.activeElement)) return;
@@ -142,7 +142,7 @@ export class MonarchPanel extends SidePanel {
     else (this._load.hidden ? this._spawn : this._load).focus();
   }
 
-  /** Gives the keys to the tree, or from there to the notebook. */
+  /** Moves the focus to the tree, or from there to the notebook. */
   private _leave(): void {
     if (this.content.isHidden || this.parts.meshes.node.contains(document.activeElement)) this._front.notebook?.activate();
     else this.parts.meshes.focus();
@@ -172,16 +172,16 @@ export class MonarchPanel extends SidePanel {
     const facts = this._front.connection?.facts ?? NOTHING;
     const phase = phaseOf(facts);
     const live = phase === "live";
-    if (!live) this._looked = null; // another kernel may come
+    if (!live) this._looked = null; // another kernel may follow
     const state = this._cluster?.state;
     const something = Boolean(state && (Object.keys(state.meshes).length || Object.keys(state.failures).length));
-    const shown = something && (live || phase === "starting");
+    const isShown = something && (live || phase === "starting");
     const words = wordsFor(facts);
-    const others = live && !something && this._runsElsewhere();
-    this._note.setHidden(shown);
-    const appears = others && this.content.isHidden;
-    this._note.toggleClass("mnb-small", others);
-    this.content.setHidden(!shown && !others);
+    const runsElsewhere = live && !something && this._runsElsewhere();
+    this._note.setHidden(isShown);
+    const appears = runsElsewhere && this.content.isHidden;
+    this._note.toggleClass("mnb-small", runsElsewhere);
+    this.content.setHidden(!isShown && !runsElsewhere);
     if (appears) {
       this._accordion.expand(this.parts.all.indexOf(this.parts.left));
       this._accordion.fit();
@@ -193,13 +193,13 @@ export class MonarchPanel extends SidePanel {
     this._typed.hidden = this._insertTyped.hidden = !words.code;
     this._load.hidden = !words.offersLoad;
     this._spawn.hidden = !live;
-    setText(this._summary, !state || !live ? (shown ? say`last seen: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
+    setText(this._summary, !state || !live ? (isShown ? say`last seen: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
     this._summary.title = this._summary.textContent ?? ""; // where the panel is narrow
     if (!state) return;
     this.parts.count(state);
   }
 
-  /** Whether anything runs without this kernel: it is shown, though the kernel has no mesh of its own. Looked for once. */
+  /** Whether anything runs without this kernel, which is shown even if the kernel has no mesh. Checked once. */
   private _runsElsewhere(): boolean {
     const cluster = this._cluster;
     if (!cluster || this._looked === cluster) return this._others;
@@ -215,13 +215,13 @@ export class MonarchPanel extends SidePanel {
     return false;
   }
 
-  /** Has a section for each view that the kernel has brought, behind those of the panel. */
+  /** Adds a section for each view of the kernel, after those of the panel. */
   private _bring(): void {
-    const wanted = this._cluster?.views ?? [];
-    const same = ({ section: { id, label } }: SectionWidget): boolean => wanted.some(({ name, title }) => id === `view-${name}` && title === label);
-    for (const widget of this._brought.filter((each) => !same(each))) widget.dispose();
+    const views = this._cluster?.views ?? [];
+    const isWanted = ({ section: { id, label } }: SectionWidget): boolean => views.some(({ name, title }) => id === `view-${name}` && title === label);
+    for (const widget of this._brought.filter((brought) => !isWanted(brought))) widget.dispose();
     this._brought = this._brought.filter((widget) => !widget.isDisposed);
-    for (const { name, title } of wanted) {
+    for (const { name, title } of views) {
       if (this._brought.some(({ section }) => section.id === `view-${name}`)) continue;
       const widget = new SectionWidget(new KernelSection(name, title));
       widget.section.cluster = this._cluster;

@@ -1,4 +1,4 @@
-// The sections of a panel, and what actions open in them.
+// The sections of a panel, and the parts of them that actions open.
 
 import type { ClusterState } from "../cluster/state";
 import type { Actions } from "./actions";
@@ -6,9 +6,9 @@ import { DebugSection, FailureSection, FindingSection, HistorySection, LeftSecti
 import type { Part, Target } from "./table";
 
 export interface PartHooks {
-  /** Opens the menu of what is selected. */
+  /** Opens the menu of the selection. */
   menu(x: number, y: number): void;
-  /** A key of the tree that is none of its own; whether it did something. */
+  /** Handles a key that the tree does not use; returns whether it did something. */
   key(event: KeyboardEvent): boolean;
   /** The element in which a prompt may be left. */
   area(): HTMLElement | null;
@@ -33,18 +33,18 @@ export class Parts {
     this.all = [this.meshes, selected, this.failures, this.findings, this._sessions, new VariableSection(), this._timeline, new HistorySection(), this._logs, new TensorSection(), new TransferSection(), this.left];
   }
 
-  /** Shows something about what an action is applied to, and gives it the keys. Rejects with the reason where that cannot be. */
-  async show(what: Part, { uid, ranks }: Pick<Target, "uid" | "ranks">): Promise<void> {
+  /** Shows a part for the target of an action, and focuses it. Rejects with the reason if that fails. */
+  async show(part: Part, { uid, ranks }: Pick<Target, "uid" | "ranks">): Promise<void> {
     const sections: Record<Part, Section> = { logs: this._logs, timeline: this._timeline, stacks: this.selected, findings: this.findings, debugger: this._sessions };
-    this._hooks.open(sections[what]);
-    sections[what].focus();
-    if (what === "logs") this._logs.follow(uid, ranks);
-    else if (what === "stacks") await this.selected.showStacks(uid, ranks);
-    else if (what === "timeline") await this._timeline.record(uid, ranks);
-    else if (what === "findings") this.findings.ask(uid);
+    this._hooks.open(sections[part]);
+    sections[part].focus();
+    if (part === "logs") this._logs.follow(uid, ranks);
+    else if (part === "stacks") await this.selected.showStacks(uid, ranks);
+    else if (part === "timeline") await this._timeline.record(uid, ranks);
+    else if (part === "findings") this.findings.ask(uid);
   }
 
-  /** Says in titles how many failures and stopped ranks there are. */
+  /** Shows the numbers of failures and stopped ranks in titles. */
   count(state: ClusterState): void {
     this.failures.count(state);
     this._sessions.count(state);

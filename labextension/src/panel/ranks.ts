@@ -1,4 +1,4 @@
-// In JupyterLab's own debugger: the rank that is shown, and the properties of breakpoints that a gutter cannot show.
+// In JupyterLab's own debugger: the displayed rank, and the properties of breakpoints that a gutter cannot show.
 
 import type { ISessionContext } from "@jupyterlab/apputils";
 import type { KernelMessage } from "@jupyterlab/services";
@@ -12,9 +12,9 @@ import { say } from "../page/language";
 import type { Front } from "./front";
 
 const MOST = 64; // ranks of one group that have a button
-const ANSWER_MS = 10_000; // a kernel that knows no debugger never answers
-const BEAT_MS = 20_000; // between words that this page is there: ranks that it has stopped go on where it is not
-const AGAIN_MS = 2_000; // before one that has not answered is asked anew
+const ANSWER_MS = 10_000; // a kernel without a debugger never answers
+const BEAT_MS = 20_000; // between heartbeats of this page: without them, ranks that it has stopped continue
+const AGAIN_MS = 2_000; // before an unanswered request is repeated
 
 export interface RankRow {
   session: string;
@@ -64,7 +64,7 @@ export class DebugLink {
   private _seq = 1 << 20;
 }
 
-/** A section that JupyterLab's debugger gets: there is nothing in it while nothing of a mesh is stopped or marked. */
+/** A section that JupyterLab's debugger gets: empty while nothing of a mesh is stopped or marked. */
 export class RanksSection extends Widget {
   constructor(private _front: Front) {
     super();
@@ -117,7 +117,7 @@ export class RanksSection extends Widget {
     else if (event === "monarchThreads") void this._refresh();
   }
 
-  /** Asks once at a time; what happens meanwhile is asked for after that, also by the notebook that is in front then. */
+  /** Sends one request at a time; changes meanwhile lead to another one, for the notebook that is in front then. */
   private async _refresh(): Promise<void> {
     this._wanted++;
     if (this._asking) return;
@@ -158,19 +158,19 @@ export class RanksSection extends Widget {
     }
   }
 
-  private _beat(wanted: boolean): void {
-    if (wanted === (this._beating !== undefined)) return;
+  private _beat(isWanted: boolean): void {
+    if (isWanted === (this._beating !== undefined)) return;
     clearInterval(this._beating);
     const beat = (): void => void this._link.ask("monarchAlive").catch(() => undefined);
-    this._beating = wanted ? setInterval(beat, BEAT_MS) : undefined;
-    if (wanted) beat();
+    this._beating = isWanted ? setInterval(beat, BEAT_MS) : undefined;
+    if (isWanted) beat();
   }
 
   private _draw(threads: Threads, marks: BreakpointRow[]): void {
     this._beat(threads.threads.length > 0);
-    const drawn = JSON.stringify([threads, marks]);
-    if (drawn === this._drawn) return;
-    this._drawn = drawn;
+    const content = JSON.stringify([threads, marks]);
+    if (content === this._drawn) return;
+    this._drawn = content;
     this._threads = threads;
     this._pin.checked = threads.pinned;
     const stopped = threads.threads.length;
@@ -216,7 +216,7 @@ export class RanksSection extends Widget {
         hitCondition: hits.value,
         log: log.value,
       });
-    for (const each of [condition, hits, log]) each.addEventListener("change", send);
+    for (const field of [condition, hits, log]) field.addEventListener("change", send);
     return h("details", { class: "mnb-dap-mark", open: Boolean(mark.condition || mark.hitCondition || mark.log) }, h("summary", { text: mark.name }), condition, hits, log);
   }
 
@@ -235,7 +235,7 @@ export class RanksSection extends Widget {
   private _wrong = h("div", { class: "mnb-wrong", role: "alert" });
 }
 
-/** Adds a section to JupyterLab's debugger, where there is one: it may be made after this extension. */
+/** Adds a section to JupyterLab's debugger, if there is one; it may be created after this extension. */
 export function joinDebugger(widgets: () => Iterable<Widget>, section: Widget): boolean {
   for (const widget of widgets()) {
     if (widget.id !== "jp-debugger-sidebar") continue;

@@ -1,6 +1,6 @@
 // Pages may forbid modules that come from the kernel (a policy without `blob:` for scripts), or have another version of
 // anywidget than the kernel. Widgets then are empty, or a broken picture: the form that is saved with them is shown in
-// their place, with a word.
+// their place, with a note.
 
 import type { INotebookTracker, NotebookPanel } from "@jupyterlab/notebook";
 import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
@@ -14,7 +14,7 @@ const WIDGET = "application/vnd.jupyter.widget-view+json";
 const OURS = /class="mnb[ "]/;
 const forbidden = (): string => say`This page does not allow the kernel's displays to run (its Content-Security-Policy forbids blob: scripts). State when the cell ran:`;
 const broken = (): string => say`JupyterLab could not load the kernel's display, perhaps because its version of anywidget differs from the kernel's. State when the cell ran:`;
-const ERROR = ".jupyter-widgets-error-widget"; // what JupyterLab's manager of widgets shows instead
+const ERROR = ".jupyter-widgets-error-widget"; // shown by JupyterLab's manager of widgets instead
 const SOON_MS = 1000;
 
 interface Output {
@@ -26,7 +26,7 @@ interface Area {
   model: { length: number; get(index: number): Output & IRenderMime.IMimeModel };
 }
 
-/** Whether a report of the browser is about a module that a widget brought. */
+/** Whether a report of the browser concerns a module of a widget. */
 export function isRefusal({ blockedURI, effectiveDirective }: Pick<SecurityPolicyViolationEvent, "blockedURI" | "effectiveDirective">): boolean {
   return blockedURI.startsWith("blob") && effectiveDirective.startsWith("script-src");
 }

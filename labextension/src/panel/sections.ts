@@ -1,4 +1,4 @@
-// The sections of the panel. Each is alive only while it can be seen.
+// The sections of the panel. Each is active only while it is visible.
 
 import type { Actions } from "./actions";
 import type { Cluster } from "../cluster/client";
@@ -27,7 +27,7 @@ import { TreeView, isStructural } from "./treeview";
 /** A part of the panel that shows a cluster, while it is shown. */
 export abstract class Section {
   readonly node: HTMLElement;
-  /** Called when it has another label. */
+  /** Called when its label changes. */
   renamed: (label: string) => void = () => undefined;
 
   constructor(
@@ -37,7 +37,7 @@ export abstract class Section {
     this.node = h("div", { class: `mnb-section mnb-section-${id}` }, this.body);
   }
 
-  /** What a section draws into: the node itself is laid out by the panel. */
+  /** The element that a section draws into; the panel lays out the node itself. */
   protected readonly body = h("div", { class: "mnb-v", tabindex: "0" }); // it scrolls
 
   get label(): string {
@@ -61,17 +61,17 @@ export abstract class Section {
     return this._cluster;
   }
 
-  /** Whether it can be seen. */
-  set shown(shown: boolean) {
-    this._shown = shown;
-    if (shown) this._start();
+  /** Whether it is visible. */
+  set shown(isShown: boolean) {
+    this._shown = isShown;
+    if (isShown) this._start();
     else this._stop();
   }
 
-  /** Builds what is seen; the result ends it. */
+  /** Builds the content; the result ends it. */
   protected abstract mount(cluster: Cluster): () => void;
 
-  /** Takes the keys. */
+  /** Focuses the section. */
   focus(): void {
     this.body.focus();
   }
@@ -152,8 +152,8 @@ export class MeshSection extends Section {
     setText(this._endThem, unheld.length === 1 ? say`End it` : say`End them`);
     this._endThem.onclick = () => {
       this._endThem.disabled = true;
-      const asked = unheldOf(cluster.state).map((uid) => cluster.request("stop", { mesh: uid }));
-      void Promise.allSettled(asked).then(() => (this._endThem.disabled = false));
+      const requests = unheldOf(cluster.state).map((uid) => cluster.request("stop", { mesh: uid }));
+      void Promise.allSettled(requests).then(() => (this._endThem.disabled = false));
     };
   }
 
@@ -165,10 +165,10 @@ export class MeshSection extends Section {
 }
 
 const TAIL = 80;
-const LOOK_MS = 10_000; // between two looks at meshes of other kernels,
+const LOOK_MS = 10_000; // between two requests for meshes of other kernels,
 const JOBS_MS = 60_000; // and at jobs, for which schedulers are asked
 
-/** What is selected in the tree: facts, buttons, its last lines or where it is. */
+/** The selection in the tree: facts, buttons, its last lines or its stacks. */
 export class SelectedSection extends Section {
   constructor(
     private _actions: Actions,
@@ -177,7 +177,7 @@ export class SelectedSection extends Section {
   ) {
     super("selected", say`Selected`);
     this._code.hidden = !hasCode;
-    for (const action of ACTIONS.filter((each) => each.button)) {
+    for (const action of ACTIONS.filter((candidate) => candidate.button)) {
       const button = h("button", { class: "mnb-b", type: "button", text: phrase(action.label), title: say`${phrase(action.hint)} (${action.key} in the tree)`, onclick: () => void this._act(action) });
       this._buttons.push([action, button]);
     }
@@ -194,10 +194,10 @@ export class SelectedSection extends Section {
     return !this._codes.hidden;
   }
 
-  set codes(shown: boolean) {
-    this._codes.hidden = !shown;
-    this._code.setAttribute("aria-pressed", String(shown));
-    if (!shown || !this.cluster) return;
+  set codes(areShown: boolean) {
+    this._codes.hidden = !areShown;
+    this._code.setAttribute("aria-pressed", String(areShown));
+    if (!areShown || !this.cluster) return;
     this._draw(this.cluster);
     void this._actions.learn().then(() => this.cluster && this._draw(this.cluster));
   }
@@ -268,12 +268,12 @@ export class SelectedSection extends Section {
 
   /** The code of each action, which a click puts into a cell. */
   private _drawCodes(actions: readonly Action[], on: Target): void {
-    const shown = actions.map((action): [Action, string] => [action, this._actions.code(action, on)]);
-    const key = JSON.stringify(shown.map(([{ name }, code]) => [name, code]));
+    const codes = actions.map((action): [Action, string] => [action, this._actions.code(action, on)]);
+    const key = JSON.stringify(codes.map(([{ name }, code]) => [name, code]));
     if (key === this._listed) return;
     this._listed = key;
     this._codes.replaceChildren(
-      ...shown.map(([{ name, label }, code]) =>
+      ...codes.map(([{ name, label }, code]) =>
         h("li", {}, h("button", { type: "button", title: say`${phrase(label)}: put this code into a cell`, onclick: () => void this._actions.insert(name, on.uid, on.ranks) }, h("span", { class: "mnb-dim", text: phrase(label) }), h("code", { text: code.replace(/\n.*/s, " …") }))),
       ),
     );
@@ -309,20 +309,20 @@ export class FailureSection extends Section {
     };
   }
 
-  /** Says in the title how many are not healed; also while it is closed. */
+  /** Shows the number of unhealed ones in the title; also while it is closed. */
   count(state: ClusterState): void {
     const open = Object.values(state.failures).filter((failure) => failure.state === "open").length;
     this.label = open ? say`Failures · ${open} not healed` : say`Failures`;
   }
 }
 
-/** Why nothing moves, and which rank is slow. */
+/** The reason why nothing progresses, and the slow ranks. */
 export class FindingSection extends Section {
   constructor() {
     super("findings", say`Findings`);
   }
 
-  /** Looks for the reason now: of one mesh, or of all that do something. */
+  /** Asks for the reason now: of one mesh, or of all active ones. */
   ask(mesh: string | undefined): void {
     this._asked = { mesh, ask: true };
     this.again();
@@ -342,7 +342,7 @@ export class FindingSection extends Section {
   private _asked: { mesh: string | undefined; ask: boolean } = { mesh: undefined, ask: false };
 }
 
-/** A section about one mesh, which a person picks. */
+/** A section about one mesh, which the user picks. */
 abstract class PickSection extends Section {
   constructor(id: string, label: string) {
     super(id, label);
@@ -362,7 +362,7 @@ abstract class PickSection extends Section {
     const root = h("div", { class: "mnb-fill" });
     this.body.append(h("div", { class: "mnb-top" }, h("label", {}, h("span", { class: "mnb-dim", text: say`of ` }), this._pick)), root);
     let end: (() => void) | null = null;
-    let shown = "";
+    let shownText = "";
     const draw = (): void => {
       const meshes = Object.entries(cluster.state.meshes).filter(([uid, mesh]) => (!mesh.stopped && !mesh.inner) || uid === this._uid);
       const offered = JSON.stringify(meshes.map(([uid, mesh]) => [uid, mesh.name]));
@@ -372,11 +372,11 @@ abstract class PickSection extends Section {
       }
       if (!meshes.some(([uid]) => uid === this._uid)) [this._uid, this._ranks] = [meshes[0]?.[0] ?? "", null];
       this._pick.value = this._uid;
-      if (this._uid === shown) return;
-      shown = this._uid;
+      if (this._uid === shownText) return;
+      shownText = this._uid;
       end?.();
       root.replaceChildren();
-      end = shown ? this.draw(cluster, root, shown, this._ranks ?? undefined) : null;
+      end = shownText ? this.draw(cluster, root, shownText, this._ranks ?? undefined) : null;
     };
     const stop = drawing(cluster, (structure) => structure && draw());
     return () => {
@@ -402,7 +402,7 @@ export class LogSection extends PickSection {
   }
 }
 
-/** What cells on ranks see there. */
+/** The variables of cells on ranks. */
 export class VariableSection extends PickSection {
   constructor() {
     super("variables", say`Variables`);
@@ -413,7 +413,7 @@ export class VariableSection extends PickSection {
   }
 }
 
-/** What processes have used over the last hour. */
+/** Resource use of processes over the last hour. */
 export class HistorySection extends PickSection {
   constructor() {
     super("history", say`History`);
@@ -440,7 +440,7 @@ export class DebugSection extends Section {
     };
   }
 
-  /** Says in the title how many are stopped; also while it is closed. */
+  /** Shows the number of stopped ranks in the title; also while it is closed. */
   count(state: ClusterState): void {
     const stopped = Object.keys(state.sessions).length;
     this.label = stopped ? say`Debugger · ${stopped} stopped` : say`Debugger`;
@@ -481,7 +481,7 @@ export class TransferSection extends Section {
   }
 }
 
-/** Something that runs without this kernel: what it is, and its buttons. */
+/** An item that runs without this kernel: its text, and its buttons. */
 interface Left {
   key: string;
   name: string;
@@ -489,7 +489,7 @@ interface Left {
   buttons: [label: string, act: () => Promise<void>][];
 }
 
-/** A list of it. Buttons keep the focus while texts change. */
+/** A list of such items. Buttons keep the focus while texts change. */
 class LeftList {
   constructor(
     heading: string,
@@ -500,20 +500,20 @@ class LeftList {
 
   readonly node: HTMLElement;
 
-  draw(all: readonly Left[], problem = ""): void {
-    setText(this._note, problem || (all.length ? "" : this._empty));
-    const found = JSON.stringify(all.map(({ key, buttons }) => [key, buttons.map(([label]) => label)]));
-    if (found !== this._shown) {
+  draw(rows: readonly Left[], problem = ""): void {
+    setText(this._note, problem || (rows.length ? "" : this._empty));
+    const content = JSON.stringify(rows.map(({ key, buttons }) => [key, buttons.map(([label]) => label)]));
+    if (content !== this._shown) {
       this._list.replaceChildren(
-        ...all.map(({ name, buttons }, at) =>
-          h("li", {}, h("div"), h("div", { class: "mnb-buttons" }, ...buttons.map(([text], nth) => h("button", { class: "mnb-b", type: "button", text, "aria-label": `${text} ${name}`, onclick: () => void this._all[at]?.buttons[nth]?.[1]() })))),
+        ...rows.map(({ name, buttons }, index) =>
+          h("li", {}, h("div"), h("div", { class: "mnb-buttons" }, ...buttons.map(([text], nth) => h("button", { class: "mnb-b", type: "button", text, "aria-label": `${text} ${name}`, onclick: () => void this._all[index]?.buttons[nth]?.[1]() })))),
         ),
       );
     }
-    this._shown = found;
-    this._all = all;
-    all.forEach(({ text }, at) => setText((this._list.children[at] as Element).children[0] as Element, text));
-    this._list.hidden = !all.length;
+    this._shown = content;
+    this._all = rows;
+    rows.forEach(({ text }, position) => setText((this._list.children[position] as Element).children[0] as Element, text));
+    this._list.hidden = !rows.length;
   }
 
   private _all: readonly Left[] = [];
@@ -522,7 +522,7 @@ class LeftList {
   private _shown = "[]";
 }
 
-/** What runs without this kernel: meshes of other kernels and those that were left, and jobs; to be attached, or ended. */
+/** Meshes of other kernels and meshes that were left, and jobs; to be attached, or ended. */
 export class LeftSection extends Section {
   constructor(private _actions: Actions) {
     super("left", say`Left Running`);
@@ -534,9 +534,9 @@ export class LeftSection extends Section {
     this.body.append(meshes.node, jobs.node);
     let ended = false;
     const drawMeshes = async (): Promise<void> => {
-      const found = (await cluster.request("left", {}).catch(() => ({ meshes: [] }))).meshes;
+      const left = (await cluster.request("left", {}).catch(() => ({ meshes: [] }))).meshes;
       const act = (verb: "attach" | "end", mesh: LeftMesh) => () => this._actions.take(verb, mesh).then(drawMeshes);
-      if (!ended) meshes.draw(found.map((mesh) => ({ key: `${mesh.uid} ${mesh.held}`, name: mesh.name, text: mesh.text, buttons: [[mesh.held ? say`Take over` : say`Attach`, act("attach", mesh)], [say`Stop`, act("end", mesh)]] })));
+      if (!ended) meshes.draw(left.map((mesh) => ({ key: `${mesh.uid} ${mesh.held}`, name: mesh.name, text: mesh.text, buttons: [[mesh.held ? say`Take over` : say`Attach`, act("attach", mesh)], [say`Stop`, act("end", mesh)]] })));
     };
     const drawJobs = async (): Promise<void> => {
       const { jobs: found, text = "" } = await cluster.request("jobs", {}).catch((error: Error) => ({ jobs: [], text: error.message }));
@@ -556,13 +556,13 @@ export class LeftSection extends Section {
   }
 }
 
-/** What ranks do and when: the newest timeline, or one that begins here. */
+/** The activity of ranks: the newest timeline, or a new one. */
 export class TimelineSection extends Section {
   constructor() {
     super("timeline", say`Timeline`);
   }
 
-  /** Records ranks from now on. Rejects with the reason where that cannot be. */
+  /** Records ranks from now on. Rejects with the reason of a failure. */
   async record(mesh: string, ranks: number[] | null): Promise<void> {
     if (!this.cluster) return;
     const { key } = await this.cluster.request("timeline", { do: "begin", mesh, ...(ranks && { ranks }) });
@@ -570,7 +570,7 @@ export class TimelineSection extends Section {
     this._options = { key };
     const keys = this.body.contains(document.activeElement);
     this.again();
-    if (keys) this.focus(); // what had them is gone
+    if (keys) this.focus(); // the focused element is gone
   }
 
   protected mount(cluster: Cluster): () => void {

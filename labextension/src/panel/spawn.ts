@@ -1,4 +1,4 @@
-// Asks for a new mesh: its name, where it is to be, its shape and set-up; shows what comes of it, and the cell that makes it.
+// Asks for a new mesh: its name, its place, shape and set-up; shows a preview, and the cell that makes it.
 
 import type { Place } from "../cluster/messages";
 import type { ClusterState } from "../cluster/state";
@@ -14,7 +14,7 @@ const DRAWN = 8; // hosts, and processes of each
 
 type Recent = Pick<NewMesh, "job" | "arguments"> & { dims: string };
 
-/** What was chosen before, the last first, as this browser has kept it. */
+/** Earlier choices, the latest first, as stored by this browser. */
 function recent(): Recent[] {
   try {
     return JSON.parse(localStorage.getItem(KEPT) ?? "[]") as Recent[];
@@ -24,22 +24,22 @@ function recent(): Recent[] {
 }
 
 function keep({ job, arguments: given, dims }: NewMesh): void {
-  const chosen = { job, arguments: given, dims: dimsText(dims) };
-  const others = recent().filter((each) => JSON.stringify(each) !== JSON.stringify(chosen));
+  const choice = { job, arguments: given, dims: dimsText(dims) };
+  const earlier = recent().filter((entry) => JSON.stringify(entry) !== JSON.stringify(choice));
   try {
-    localStorage.setItem(KEPT, JSON.stringify([chosen, ...others].slice(0, MOST_KEPT)));
+    localStorage.setItem(KEPT, JSON.stringify([choice, ...earlier].slice(0, MOST_KEPT)));
   } catch {
-    // A page that may store nothing proposes what is usual.
+    // A page without storage proposes the defaults.
   }
 }
 
-/** How many hosts a job has for a mesh: its own of that name, or its only ones; undefined where as many as are asked for. */
+/** The number of hosts of a job for a mesh: of that name, or its only ones; undefined if the request decides. */
 export function hostsFor(place: Place | undefined, name: string): number | undefined {
   const sizes = Object.values(place?.hosts ?? {});
   return place?.hosts[name] ?? (sizes.length === 1 ? sizes[0] : undefined);
 }
 
-/** Why a mesh cannot be made on the hosts of a job; "" if it can. */
+/** The reason why a mesh cannot be made on the hosts of a job; "" if it can. */
 export function wrongHosts(place: Place | undefined, { name, dims }: Pick<NewMesh, "name" | "dims">): string {
   if (!place || !Object.keys(place.hosts).length) return "";
   const has = hostsFor(place, name);
@@ -47,12 +47,12 @@ export function wrongHosts(place: Place | undefined, { name, dims }: Pick<NewMes
   return dims.hosts === undefined || dims.hosts === has ? "" : say`${place.name} has ${plural(has, "host")} for ${name}: leave hosts= out.`;
 }
 
-/** `8 processes on 2 hosts`, and what is drawn of them: for each host how many. `has`: the hosts of a job. */
+/** `8 processes on 2 hosts`, and the numbers that are drawn for each host. `has`: the hosts of a job. */
 export function previewOf(dims: Dims, has?: number): { text: string; hosts: number[] } {
   const hosts = has ?? dims.hosts ?? 1;
-  const each = Object.entries(dims).reduce((product, [label, size]) => (label === "hosts" ? product : product * size), 1);
-  const text = `${plural(hosts * each, "process", "processes")}${hosts > 1 ? ` on ${plural(hosts, "host")}` : ""}`;
-  return { text, hosts: Array.from({ length: Math.min(hosts, DRAWN) }, () => Math.min(each, DRAWN)) };
+  const perHost = Object.entries(dims).reduce((product, [label, size]) => (label === "hosts" ? product : product * size), 1);
+  const text = `${plural(hosts * perHost, "process", "processes")}${hosts > 1 ? ` on ${plural(hosts, "host")}` : ""}`;
+  return { text, hosts: Array.from({ length: Math.min(hosts, DRAWN) }, () => Math.min(perHost, DRAWN)) };
 }
 
 export class SpawnForm {
@@ -64,11 +64,11 @@ export class SpawnForm {
     typed: Partial<NewMesh & { shape: string }> | null,
     writes = true,
   ) {
-    const taken = Object.values(_state.meshes).filter((mesh) => !mesh.stopped).map((mesh) => mesh.name);
+    const names = Object.values(_state.meshes).filter((mesh) => !mesh.stopped).map((mesh) => mesh.name);
     const [last] = recent();
     const usable = [..._places].sort((a, b) => Number(Boolean(a.why)) - Number(Boolean(b.why)));
     this._where.append(h("option", { value: "", text: say`this machine` }), ...usable.map(({ name, text, why }) => h("option", { value: name, disabled: Boolean(why), text: why ? `${text}: ${why}` : text })));
-    this._name.value = typed?.name ?? freshName(taken);
+    this._name.value = typed?.name ?? freshName(names);
     this._dims.value = typed?.shape ?? last?.dims ?? "gpus=4";
     const job = typed?.job ?? last?.job ?? "";
     this._where.value = usable.some(({ name, why }) => name === job && !why) ? job : "";
@@ -112,7 +112,7 @@ export class SpawnForm {
     return this._places.find(({ name }) => name === this._where.value);
   }
 
-  /** Jobs that have their hosts have their options, too. */
+  /** Jobs with hosts already have their options. */
   private get _takesOptions(): boolean {
     return Boolean(this._where.value && !Object.keys(this._place?.hosts ?? {}).length);
   }
@@ -121,14 +121,14 @@ export class SpawnForm {
     const mesh = this.getValue();
     const wrong = typeof mesh === "string";
     this._options.hidden = !this._takesOptions;
-    this._inCell.disabled = Boolean(this._where.value || this._setup.value.trim()); // what else shows how hosts join?
+    this._inCell.disabled = Boolean(this._where.value || this._setup.value.trim()); // since the cell shows how hosts join
     const preview = wrong ? { text: "", hosts: [] } : previewOf(mesh.dims, hostsFor(this._place, mesh.name));
     setText(this._preview, preview.text);
     this._drawing.replaceChildren(...preview.hosts.map((count) => h("div", {}, ...Array.from({ length: count }, () => h("i")))));
     setText(this._code, wrong ? "" : codeForMesh(mesh));
-    const taken = !wrong && Object.values(this._state.meshes).some((other) => other.name === mesh.name && !other.stopped);
-    setText(this._note, wrong ? mesh : taken ? say`${mesh.name} is running. The same shape keeps it; another shape replaces it, and its actors are lost.` : "");
-    this._note.classList.toggle("mnb-wrong", wrong || taken);
+    const isTaken = !wrong && Object.values(this._state.meshes).some((existing) => existing.name === mesh.name && !existing.stopped);
+    setText(this._note, wrong ? mesh : isTaken ? say`${mesh.name} is running. The same shape keeps it; another shape replaces it, and its actors are lost.` : "");
+    this._note.classList.toggle("mnb-wrong", wrong || isTaken);
   }
 
   private _arguments = h("input", { class: "jp-mod-styled", "aria-label": say`options of the job`, placeholder: "partition=gpu time=1:00:00", spellcheck: "false" });
@@ -144,7 +144,7 @@ export class SpawnForm {
   private _where = h("select", { "aria-label": say`where` });
 }
 
-/** Asks until it can be done or is given up: null. `writes`: the page can write cells. */
+/** Asks until the input is valid, or cancelled: null. `writes`: the page can write cells. */
 export async function askForMesh(dialogs: Dialogs, state: ClusterState, places: readonly Place[], writes: boolean, typed: SpawnForm["typed"] | null = null): Promise<NewMesh | null> {
   const form = new SpawnForm(state, places, typed, writes);
   if (!(await dialogs.fill(say`Spawn a mesh`, form.node, say`Spawn`))) return null;

@@ -27,13 +27,13 @@ export class StatusItem extends Widget {
     this._changed();
   }
 
-  /** Whether it watches at all. */
-  set wanted(wanted: boolean) {
-    this._wanted = wanted;
+  /** Whether it watches the cluster. */
+  set wanted(isWanted: boolean) {
+    this._wanted = isWanted;
     this._changed();
   }
 
-  /** Shows something else for a while; "" for the cluster again. */
+  /** Shows another text for a while; "" returns to the cluster. */
   announce(text: string, wrong: boolean): void {
     this._announced = text && { text, wrong };
     this._draw();

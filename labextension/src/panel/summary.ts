@@ -10,14 +10,14 @@ export interface Summary {
   ranks: number;
   well: number;
   failed: number;
-  /** `4 meshes · 63/64 ranks · 12 busy · 1 failed`; "no meshes" where there are none. */
+  /** `4 meshes · 63/64 ranks · 12 busy · 1 failed`; "no meshes" for none. */
   text: string;
 }
 
 const TROUBLE = ["failed", "unresponsive", "paused", "healing", "starting"] as const;
 const AWAY = new Set(["failed", "unresponsive", "healing", "starting", "stopped"]);
 
-/** Ranks are those of processes, each as bad as the worst of what lives on it. */
+/** Ranks are those of processes, each in the worst state of its actors. */
 export function summaryOf(state: ClusterState): Summary {
   const counts: Record<string, number> = {};
   let meshes = 0;
@@ -28,15 +28,15 @@ export function summaryOf(state: ClusterState): Summary {
     if (mesh.kind === "actors" && mesh.on && state.meshes[mesh.on]) continue;
     const size = sizeOf(mesh);
     ranks += size;
-    const own = { ...mesh.counts };
+    const ownCounts = { ...mesh.counts };
     const worse = failedActorsOn(state, uid, living);
     for (const index of worse) {
       const was = state.ranks[uid]?.[index]?.state ?? mesh.state;
       if (was === "failed") continue;
-      own[was] = (own[was] ?? 0) - 1;
-      own.failed = (own.failed ?? 0) + 1;
+      ownCounts[was] = (ownCounts[was] ?? 0) - 1;
+      ownCounts.failed = (ownCounts.failed ?? 0) + 1;
     }
-    for (const [how, count] of Object.entries(own)) counts[how] = (counts[how] ?? 0) + (count ?? 0);
+    for (const [how, count] of Object.entries(ownCounts)) counts[how] = (counts[how] ?? 0) + (count ?? 0);
   }
   const away = Object.entries(counts).reduce((sum, [how, count]) => sum + (AWAY.has(how) ? count : 0), 0);
   const well = ranks - away;
@@ -50,12 +50,12 @@ function failedActorsOn(state: ClusterState, uid: string, living: [string, Clust
   const indices = new Set<number>();
   const procs = state.meshes[uid];
   if (!procs || procs.kind !== "procs") return indices;
-  for (const [other, mesh] of living) {
+  for (const [otherUid, mesh] of living) {
     if (mesh.on !== uid || !mesh.counts?.failed) continue;
-    for (const [index, rank] of Object.entries(state.ranks[other] ?? {})) {
+    for (const [index, rank] of Object.entries(state.ranks[otherUid] ?? {})) {
       if ((rank.state ?? mesh.state) !== "failed") continue;
-      const at = indexOfBase(procs, baseOf(mesh, Number(index)));
-      if (at >= 0) indices.add(at);
+      const base = indexOfBase(procs, baseOf(mesh, Number(index)));
+      if (base >= 0) indices.add(base);
     }
   }
   return indices;

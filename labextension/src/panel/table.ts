@@ -1,4 +1,4 @@
-// Everything that can be done to what is selected, one row each: buttons, menus, palette, keys and code come from here.
+// All actions on the selection, one row each: buttons, menus, palette, keys and code come from here.
 
 import { placeText } from "../cluster/slices";
 import { sizeOf } from "../cluster/ranks";
@@ -8,7 +8,7 @@ import { say } from "../page/language";
 import { type Variables, nameOf } from "./code";
 import { countsAt } from "./tree";
 
-/** What an action is applied to: a mesh, or some of its ranks (`ranks`; null for all). */
+/** The target of an action: a mesh, or some of its ranks (`ranks`; null for all). */
 export interface Target {
   uid: string;
   mesh: Mesh;
@@ -27,7 +27,7 @@ export type Verb = "heal" | "stop" | "interrupt" | "kill" | "resize" | "post_mor
 /** The parts of the panel that actions open. */
 export type Part = "logs" | "timeline" | "stacks" | "findings" | "debugger";
 
-/** How an action is done: by a request to the kernel, which may open a part of the panel, by opening a part of the panel, or by running a cell. */
+/** The execution of an action: by a request to the kernel, which may open a part of the panel, by opening a part of the panel, or by running a cell. */
 export type Deed =
   | { verb: Verb; waiting: string; more?: (typed: string) => object; then?: Part }
   | { shows: Part }
@@ -37,26 +37,26 @@ export interface Action {
   /** The command is `monarch-nb:NAME`. */
   name: string;
   label: string;
-  /** What it does, in one sentence. */
+  /** Its effect, in one sentence. */
   hint: string;
   /** In the tree; with Shift its code is put into a cell. */
   key: string;
   /** It has a button of its own; others are in the menu. */
   button?: boolean;
-  /** It cannot be undone: offered last. */
+  /** Irreversible: offered last. */
   ends?: boolean;
   applies(on: Target): boolean;
-  /** The cell that does the same. `typed`: what was asked for, or the active cell's source. */
+  /** The cell that does the same. `typed`: the typed input, or the active cell's source. */
   code(on: Target, typed: string): string;
   does: Deed;
-  /** What is to be agreed to before; "" for nothing. */
+  /** The loss to confirm before; "" for none. */
   loses?(on: Target): string;
-  /** What is to be typed before. */
+  /** The input to ask for before. */
   asks?: { title: string; proposes(on: Target): string; example: string };
 }
 
-const some = (...states: State[]) => (on: Target): boolean => !on.mesh.stopped && states.some((state) => on.counts[state]);
-const living = some("busy", "idle", "paused", "unresponsive");
+const hasAny = (...states: State[]) => (on: Target): boolean => !on.mesh.stopped && states.some((state) => on.counts[state]);
+const living = hasAny("busy", "idle", "paused", "unresponsive");
 const present = (on: Target): boolean => !on.mesh.stopped;
 const hosts = (on: Target): boolean => present(on) && on.mesh.kind === "procs" && on.ranks === null && on.mesh.labels.includes("hosts");
 const magic = (name: string, option = "") => (on: Target): string => `${name} ${on.place}${option}`;
@@ -71,9 +71,9 @@ function lost(on: Target, always = on.mesh.kind === "procs"): string {
 
 export const ACTIONS: readonly Action[] = [
   { name: "heal", label: "Heal", key: "H", button: true, hint: "brings failed ranks back, with their actors",
-    applies: some("failed"), code: magic("%heal"), does: { verb: "heal", waiting: "healing" } },
+    applies: hasAny("failed"), code: magic("%heal"), does: { verb: "heal", waiting: "healing" } },
   { name: "interrupt", label: "Interrupt", key: "I", button: true, hint: "raises KeyboardInterrupt in what runs there",
-    applies: some("busy"), code: magic("%interrupt"), does: { verb: "interrupt", waiting: "interrupting" },
+    applies: hasAny("busy"), code: magic("%interrupt"), does: { verb: "interrupt", waiting: "interrupting" },
     loses: (on) => ((on.counts.busy ?? 0) < 2 ? "" : say`Running code on ${plural(on.counts.busy ?? 0, "rank")} ends with KeyboardInterrupt.`) },
   { name: "stack", label: "Stack", key: "T", button: true, hint: "shows where its threads are now",
     applies: living, code: magic("%stacks"), does: { shows: "stacks" } },
@@ -90,7 +90,7 @@ export const ACTIONS: readonly Action[] = [
     asks: { title: "Break at", proposes: (on) => `${on.mesh.class ?? "Actor"}.`, example: "Trainer.step, train.py:42, or Trainer.step if loss > 4" },
     does: { verb: "debug", waiting: "setting a breakpoint on", more: breakpointFrom } },
   { name: "debug", label: "Debugger", key: "D", hint: "shows where ranks are stopped, and takes commands",
-    applies: some("paused"), code: (on) => `%%mdb ${on.place}\nwhere`, does: { shows: "debugger" } },
+    applies: hasAny("paused"), code: (on) => `%%mdb ${on.place}\nwhere`, does: { shows: "debugger" } },
   { name: "frames", label: "Open Frames of the Failure", key: "M", hint: "opens the frames of the last failure there",
     applies: (on) => present(on) && on.mesh.kind === "actors", code: magic("%mpm"), does: { verb: "post_mortem", waiting: "opening the frames of", then: "debugger" } },
   { name: "grow", label: "Add a Host", key: "G", hint: "asks the job for one more host",
@@ -114,15 +114,15 @@ function breakpointFrom(typed: string): object {
   return { do: "break", where: where.trim(), condition: condition.trim() };
 }
 
-/** What an action would be applied to; null where there is no such mesh. */
+/** The target of an action; null for an unknown mesh. */
 export function targetAt(state: ClusterState, uid: string, ranks: number[] | null, variables: Variables): Target | null {
   const mesh = state.meshes[uid];
   if (!mesh) return null;
   const { name } = nameOf(mesh, uid, variables);
   const where = placeText(mesh.labels, mesh.sizes, ranks);
   const procs = mesh.kind === "procs" ? mesh : state.meshes[mesh.on ?? ""];
-  const gone = Boolean(procs?.hosts?.some((host) => state.hosts[host]?.state === "lost"));
-  return { uid, mesh, ranks, counts: countsAt(state, uid, ranks), lost: gone, name, place: where ? `${name} ${where}` : name };
+  const isLost = Boolean(procs?.hosts?.some((host) => state.hosts[host]?.state === "lost"));
+  return { uid, mesh, ranks, counts: countsAt(state, uid, ranks), lost: isLost, name, place: where ? `${name} ${where}` : name };
 }
 
 /** `workers`, or `2 ranks of workers`. */

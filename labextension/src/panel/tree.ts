@@ -1,4 +1,4 @@
-// The tree of the panel: mesh → host → process → actor, as rows. The text of a row is made when the row is visible.
+// The tree of the panel: mesh → host → process → actor, as rows. The text of a row is created when the row becomes visible.
 
 import { fitting, found } from "../cluster/finding";
 import { actorsOn, baseOf, countsOf, hostNumber, indexOfBase, pointOf, present, rankOf, sizeOf } from "../cluster/ranks";
@@ -15,7 +15,7 @@ export interface Row {
   uid: string;
   /** Of a process or an actor: its index in its mesh. */
   index: number;
-  /** Of a host: the indices of its processes, from here up to but not with there. */
+  /** Of a host: the indices of its processes, from `from` up to, but not including, `to`. */
   from: number;
   to: number;
   parent: string;
@@ -34,19 +34,19 @@ export interface RowText {
   spoken: string;
 }
 
-/** What is open: keys that were turned from what is usual. */
+/** The rows whose expansion differs from the default. */
 export type Turned = ReadonlySet<string>;
 
-const FEW = 40; // children that are shown without being asked for
+const FEW = 40; // children that are shown by default
 const OPENED = 200; // ranks that a query finds and whose hosts are opened for them
 export const LETTERS: Readonly<Record<State, string>> = { busy: "●", idle: "○", ...SIGNS } as Record<State, string>;
 
-/** The rows that can be seen, from top to bottom; with a query those of what it finds, and what they are in. */
+/** The rows that can be seen, from top to bottom; with a query the matching ones, and their ancestors. */
 export function rowsOf(state: ClusterState, turned: Turned, query = ""): Row[] {
   const rows: Row[] = [];
   const roots = Object.entries(state.meshes).filter(([, mesh]) => mesh.kind === "procs" || !mesh.on || !state.meshes[mesh.on]);
   if (query.trim()) roots.forEach(([uid, mesh]) => foundRows(rows, state, turned, uid, mesh, query));
-  else roots.forEach(([uid, mesh], at) => meshRows(rows, state, turned, uid, mesh, at + 1, roots.length));
+  else roots.forEach(([uid, mesh], index) => meshRows(rows, state, turned, uid, mesh, index + 1, roots.length));
   return rows;
 }
 
@@ -58,23 +58,23 @@ function add(rows: Row[], turned: Turned, more: Partial<Row> & Pick<Row, "key" |
 }
 
 function meshRows(rows: Row[], state: ClusterState, turned: Turned, uid: string, mesh: Mesh, position: number, siblings: number): void {
-  const actors = Object.entries(state.meshes).filter(([, other]) => other.kind === "actors" && other.on === uid && !other.inner);
+  const actors = Object.entries(state.meshes).filter(([, mesh]) => mesh.kind === "actors" && mesh.on === uid && !mesh.inner);
   const hosts = mesh.hosts?.length ?? 0;
   const perHost = mesh.per_host ?? sizeOf(mesh);
   const children = actors.length + (hosts > 1 ? hosts : sizeOf(mesh));
   const root = add(rows, turned, { key: `m:${uid}`, kind: "mesh", level: 1, uid, expandable: !mesh.stopped && children > 0, position, siblings }, children <= FEW);
   if (!root.expanded) return;
-  let at = 0;
-  for (const [other] of actors) add(rows, turned, { key: `a:${other}`, kind: "actors", level: 2, uid: other, parent: root.key, position: ++at, siblings: children }, false);
+  let actorPosition = 0;
+  for (const [actorsUid] of actors) add(rows, turned, { key: `a:${actorsUid}`, kind: "actors", level: 2, uid: actorsUid, parent: root.key, position: ++actorPosition, siblings: children }, false);
   if (mesh.kind === "actors") {
-    for (let index = 0; index < sizeOf(mesh); index++) add(rows, turned, { key: `r:${uid}:${index}`, kind: "actor", level: 2, uid, index, parent: root.key, position: ++at, siblings: children }, false);
+    for (let index = 0; index < sizeOf(mesh); index++) add(rows, turned, { key: `r:${uid}:${index}`, kind: "actor", level: 2, uid, index, parent: root.key, position: ++actorPosition, siblings: children }, false);
   } else if (hosts > 1) {
     for (let host = 0; host < hosts; host++) {
       const from = host * perHost;
-      const row = add(rows, turned, { key: `h:${uid}:${host}`, kind: "host", level: 2, uid, index: host, from, to: from + perHost, parent: root.key, expandable: true, position: ++at, siblings: children }, false);
+      const row = add(rows, turned, { key: `h:${uid}:${host}`, kind: "host", level: 2, uid, index: host, from, to: from + perHost, parent: root.key, expandable: true, position: ++actorPosition, siblings: children }, false);
       if (row.expanded) procRows(rows, state, turned, row, uid, from, from + perHost, 0, perHost);
     }
-  } else procRows(rows, state, turned, root, uid, 0, sizeOf(mesh), at, children);
+  } else procRows(rows, state, turned, root, uid, 0, sizeOf(mesh), actorPosition, children);
 }
 
 function foundRows(rows: Row[], state: ClusterState, turned: Turned, uid: string, mesh: Mesh, query: string): void {
@@ -91,11 +91,11 @@ function foundRows(rows: Row[], state: ClusterState, turned: Turned, uid: string
     const host = Math.floor(index / perHost);
     byHost.set(host, [...(byHost.get(host) ?? []), index]);
   }
-  let at = 0;
-  for (const [host, found] of byHost) {
+  let position = 0;
+  for (const [host, hostIndices] of byHost) {
     const from = host * perHost;
-    const row = add(rows, turned, { key: `h:${uid}:${host}`, kind: "host", level: 2, uid, index: host, from, to: from + perHost, parent: root.key, expandable: true, position: ++at, siblings: byHost.size }, indices.length <= OPENED);
-    if (row.expanded) foundRanks(rows, state, turned, row, mesh, found);
+    const row = add(rows, turned, { key: `h:${uid}:${host}`, kind: "host", level: 2, uid, index: host, from, to: from + perHost, parent: root.key, expandable: true, position: ++position, siblings: byHost.size }, indices.length <= OPENED);
+    if (row.expanded) foundRanks(rows, state, turned, row, mesh, hostIndices);
   }
 }
 
@@ -108,8 +108,8 @@ function foundRanks(rows: Row[], state: ClusterState, turned: Turned, parent: Ro
 /** The ranks of a mesh that a query finds, or that have such actors on them. */
 function foundIn(state: ClusterState, uid: string, mesh: Mesh, query: string): number[] {
   const hits = new Set<number>();
-  for (const [other, on] of Object.entries(state.meshes)) {
-    if (other !== uid && (on.on !== uid || on.stopped)) continue;
+  for (const [actorsUid, on] of Object.entries(state.meshes)) {
+    if (actorsUid !== uid && (on.on !== uid || on.stopped)) continue;
     const fits = fitting(query, on.labels);
     if (!fits) continue;
     const base = (index: number): number => baseOf(on, index);
@@ -117,7 +117,7 @@ function foundIn(state: ClusterState, uid: string, mesh: Mesh, query: string): n
       const id = mesh.hosts?.[hostNumber(mesh, base(index))] ?? "";
       return state.hosts[id]?.name ?? id;
     };
-    for (const index of found(fits, on.sizes, sizeOf(on), (at) => rankOf(state, other, at), host)) hits.add(other === uid ? index : indexOfBase(mesh, base(index)));
+    for (const index of found(fits, on.sizes, sizeOf(on), (rank) => rankOf(state, actorsUid, rank), host)) hits.add(actorsUid === uid ? index : indexOfBase(mesh, base(index)));
   }
   hits.delete(-1);
   return [...hits].sort((a, b) => a - b);
@@ -128,7 +128,7 @@ function procRows(rows: Row[], state: ClusterState, turned: Turned, parent: Row,
     const living = actorsOn(state, uid, index);
     const proc = add(rows, turned, { key: `p:${uid}:${index}`, kind: "proc", level: parent.level + 1, uid, index, parent: parent.key, expandable: living.length > 0, position: before + index - from + 1, siblings }, false);
     if (proc.expanded)
-      living.forEach(([other, , at], nth) => add(rows, turned, { key: `r:${other}:${at}`, kind: "actor", level: proc.level + 1, uid: other, index: at, parent: proc.key, position: nth + 1, siblings: living.length }, false));
+      living.forEach(([actorsUid, , index], nth) => add(rows, turned, { key: `r:${actorsUid}:${index}`, kind: "actor", level: proc.level + 1, uid: actorsUid, index, parent: proc.key, position: nth + 1, siblings: living.length }, false));
   }
 }
 
@@ -156,7 +156,7 @@ function rankLook(state: ClusterState, row: Row, mesh: Mesh, now: number): RowTe
   return { name, note, state: rank.state, counts: [], spoken: [name, stateWord(rank.state), note === stateWord(rank.state) ? "" : note].filter(Boolean).join(", ") };
 }
 
-/** What a rank does, or what is wrong with it, in a few words. */
+/** The activity or the problem of a rank, in a few words. */
 export function noteOf(rank: Rank, now: number): string {
   const lasts = rank.since === undefined ? "" : ` ${duration(now - rank.since)}`;
   switch (rank.state) {
@@ -173,45 +173,45 @@ export function noteOf(rank: Rank, now: number): string {
   }
 }
 
-/** What a click on a row acts on: the mesh, and some of its ranks; null for all of them. */
+/** The target of a click on a row: the mesh, and some of its ranks; null for all of them. */
 export function targetOf(row: Row): { uid: string; ranks: number[] | null } {
   if (row.kind === "proc" || row.kind === "actor") return { uid: row.uid, ranks: [row.index] };
-  if (row.kind === "host") return { uid: row.uid, ranks: Array.from({ length: row.to - row.from }, (_, at) => row.from + at) };
+  if (row.kind === "host") return { uid: row.uid, ranks: Array.from({ length: row.to - row.from }, (_, offset) => row.from + offset) };
   return { uid: row.uid, ranks: null };
 }
 
-/** How many of some ranks are in which state; null for all ranks of the mesh. */
+/** The numbers of ranks in each state; null for all ranks of the mesh. */
 export function countsAt(state: ClusterState, uid: string, ranks: readonly number[] | null): Counts {
   return ranks === null ? (state.meshes[uid]?.counts ?? {}) : countsOf(state, uid, ranks);
 }
 
-/** Facts about what a row stands for: what, and its value. */
+/** Facts about the item of a row: name and value. */
 export function factsOf(state: ClusterState, row: Row, now: number): [string, string][] {
   const mesh = state.meshes[row.uid];
   if (!mesh) return [];
   const facts: [string, string][] = [];
-  const put = (what: string, value: string | undefined) => value && facts.push([what, value]);
+  const addFact = (name: string, value: string | undefined) => value && facts.push([name, value]);
   if (row.kind === "proc" || row.kind === "actor") {
     const rank = rankOf(state, row.uid, row.index);
     const procs = row.kind === "proc" || !mesh.on ? mesh : state.meshes[mesh.on];
     const base = baseOf(mesh, row.index);
-    const at = procs ? indexOfBase(procs, base) : -1;
-    const proc = row.kind === "proc" ? rank : mesh.on && at >= 0 ? rankOf(state, mesh.on, at) : undefined;
-    put(say`state`, [stateWord(rank.state), noteOf(rank, now) === stateWord(rank.state) || rank.state === "idle" ? "" : noteOf(rank, now)].filter(Boolean).join(" · "));
+    const procIndex = procs ? indexOfBase(procs, base) : -1;
+    const proc = row.kind === "proc" ? rank : mesh.on && procIndex >= 0 ? rankOf(state, mesh.on, procIndex) : undefined;
+    addFact(say`state`, [stateWord(rank.state), noteOf(rank, now) === stateWord(rank.state) || rank.state === "idle" ? "" : noteOf(rank, now)].filter(Boolean).join(" · "));
     const host = procs?.hosts?.[hostNumber(procs, base)];
-    put(say`host`, host && [state.hosts[host]?.name ?? host, proc?.pid && `pid ${proc.pid}`].filter(Boolean).join(" · "));
-    put(say`uses`, usage(proc));
-    if (mesh.kind === "actors") put(say`calls`, [rank.calls !== undefined && `${rank.calls}`, rank.rate && `${rank.rate.toFixed(1)}/s`, rank.queue && `${rank.queue} waiting`, rank.errors && `${rank.errors} raised`].filter(Boolean).join(" · "));
-    put(say`healed`, rank.incarnation ? plural(rank.incarnation, "time") : "");
+    addFact(say`host`, host && [state.hosts[host]?.name ?? host, proc?.pid && `pid ${proc.pid}`].filter(Boolean).join(" · "));
+    addFact(say`uses`, usage(proc));
+    if (mesh.kind === "actors") addFact(say`calls`, [rank.calls !== undefined && `${rank.calls}`, rank.rate && `${rank.rate.toFixed(1)}/s`, rank.queue && `${rank.queue} waiting`, rank.errors && `${rank.errors} raised`].filter(Boolean).join(" · "));
+    addFact(say`healed`, rank.incarnation ? plural(rank.incarnation, "time") : "");
     const failure = rank.failure ? state.failures[rank.failure] : undefined;
-    put(say`next`, failure?.state === "open" ? failure.next : "");
+    addFact(say`next`, failure?.state === "open" ? failure.next : "");
   } else {
     const look = lookOf(state, row, now);
-    put(say`ranks`, look.counts.map(([how, count]) => `${count} ${stateWord(how)}`).join(", "));
-    put(say`what`, row.kind === "host" ? "host" : mesh.kind === "actors" ? `${mesh.class ?? "actors"} on ${state.meshes[mesh.on ?? ""]?.name ?? "?"}` : `processes, ${shapeOf(mesh)}`);
-    if (row.kind === "mesh") put(say`actors`, Object.values(state.meshes).filter((other) => other.on === row.uid && !other.stopped && !other.inner).map((other) => other.name).join(", "));
-    put(say`owner`, mesh.owner && mesh.owner !== "<root>" ? mesh.owner : "");
-    put(say`stopped`, mesh.stopped);
+    addFact(say`ranks`, look.counts.map(([how, count]) => `${count} ${stateWord(how)}`).join(", "));
+    addFact(say`what`, row.kind === "host" ? "host" : mesh.kind === "actors" ? `${mesh.class ?? "actors"} on ${state.meshes[mesh.on ?? ""]?.name ?? "?"}` : `processes, ${shapeOf(mesh)}`);
+    if (row.kind === "mesh") addFact(say`actors`, Object.values(state.meshes).filter((candidate) => candidate.on === row.uid && !candidate.stopped && !candidate.inner).map((candidate) => candidate.name).join(", "));
+    addFact(say`owner`, mesh.owner && mesh.owner !== "<root>" ? mesh.owner : "");
+    addFact(say`stopped`, mesh.stopped);
   }
   return facts;
 }

@@ -18,9 +18,9 @@ interface Line {
 
 export interface TreeActions {
   select(row: Row | null): void;
-  /** Opens the menu of what is selected. */
+  /** Opens the menu of the selection. */
   menu(x: number, y: number): void;
-  /** A key that is none of the tree's own; whether it did something. */
+  /** Handles a key that the tree does not use; returns whether it did something. */
   key(event: KeyboardEvent): boolean;
 }
 
@@ -37,7 +37,7 @@ export class TreeView {
     new ResizeObserver(() => this._measure()).observe(this.node);
     this._space.addEventListener("click", (event) => this._click(event));
     this.node.addEventListener("contextmenu", (event) => {
-      const row = this._rowAt(event); // none where the menu key was pressed
+      const row = this._rowAt(event); // none for the menu key
       if (row) this.select(row.key);
       const line = this._lines.get(this.selected)?.element.getBoundingClientRect();
       if (!line) return;
@@ -56,7 +56,7 @@ export class TreeView {
     return this._rows;
   }
 
-  /** What is looked for; "" shows everything. */
+  /** The query; "" shows everything. */
   get query(): string {
     return this._query;
   }
@@ -68,7 +68,7 @@ export class TreeView {
     this.draw();
   }
 
-  /** Shows a state; `structure` where meshes were added or removed. `now` is the kernel's clock. */
+  /** Shows a state; `structure`: meshes were added or removed. `now` is the kernel's clock. */
   show(state: ClusterState, now: number, structure: boolean): void {
     this._state = state;
     this._now = now;
@@ -90,26 +90,26 @@ export class TreeView {
     this.draw();
   }
 
-  /** Writes what is in sight and has changed. */
+  /** Writes the visible rows that have changed. */
   draw(): void {
     const state = this._state;
     if (!state) return;
     const top = Math.min(this._top, Math.max(0, this._rows.length * ROW - this._height));
     const from = Math.max(0, Math.floor(top / ROW) - AROUND);
     const to = Math.min(this._rows.length, Math.ceil((top + this._height) / ROW) + AROUND);
-    const seen = new Set<string>();
+    const keys = new Set<string>();
     let after: Element | null = null;
-    for (let at = from; at < to; at++) {
-      const row = this._rows[at] as Row;
-      seen.add(row.key);
+    for (let index = from; index < to; index++) {
+      const row = this._rows[index] as Row;
+      keys.add(row.key);
       const line = this._lines.get(row.key) ?? this._line(row);
-      this._write(line, row, lookOf(state, row, this._now), at);
+      this._write(line, row, lookOf(state, row, this._now), index);
       const next: Element | null = after ? after.nextElementSibling : this._space.firstElementChild;
       if (next !== line.element) this._space.insertBefore(line.element, next);
       after = line.element;
     }
     for (const [key, line] of this._lines)
-      if (!seen.has(key)) {
+      if (!keys.has(key)) {
         line.element.remove();
         this._lines.delete(key);
       }
@@ -118,7 +118,7 @@ export class TreeView {
     else this.node.removeAttribute("aria-activedescendant");
   }
 
-  /** Reads what part is in sight: only here, as nothing that waits for its layout has been written yet. */
+  /** Measures the visible part: only here, before any write that would force a layout. */
   private _measure(): void {
     this._top = this.node.scrollTop;
     this._height = this.node.clientHeight;
@@ -152,17 +152,17 @@ export class TreeView {
     return line;
   }
 
-  private _write(line: Line, row: Row, text: RowText, at: number): void {
+  private _write(line: Line, row: Row, text: RowText, position: number): void {
     const { element } = line;
-    const top = `${at * ROW}px`;
+    const top = `${position * ROW}px`;
     if (element.style.top !== top) element.style.top = top;
     attribute(element, "aria-selected", String(row.key === this.selected));
     attribute(element, "aria-expanded", row.expandable ? String(row.expanded) : null);
     attribute(element, "aria-posinset", String(row.position));
     attribute(element, "aria-setsize", String(row.siblings));
-    const shown = JSON.stringify(text);
-    if (shown === line.shown) return;
-    line.shown = shown;
+    const content = JSON.stringify(text);
+    if (content === line.shown) return;
+    line.shown = content;
     setText(line.name, text.name);
     setText(line.note, text.note);
     attribute(element, "title", [text.name, text.note].filter(Boolean).join(" · "));
@@ -192,20 +192,20 @@ export class TreeView {
 
   private _key(event: KeyboardEvent): void {
     if (event.altKey || event.ctrlKey || event.metaKey || !this._rows.length) return;
-    const at = Math.max(0, this._rows.findIndex((row) => row.key === this.selected));
-    const row = this._rows[at] as Row;
+    const index = Math.max(0, this._rows.findIndex((row) => row.key === this.selected));
+    const row = this._rows[index] as Row;
     const page = Math.max(1, Math.floor(this._height / ROW) - 1);
     const go = (to: number): void => this.select((this._rows[Math.max(0, Math.min(this._rows.length - 1, to))] as Row).key, true);
     const keys: Record<string, () => void> = {
-      ArrowDown: () => go(at + 1),
-      ArrowUp: () => go(at - 1),
+      ArrowDown: () => go(index + 1),
+      ArrowUp: () => go(index - 1),
       Home: () => go(0),
       End: () => go(this._rows.length - 1),
-      PageDown: () => go(at + page),
-      PageUp: () => go(at - page),
+      PageDown: () => go(index + page),
+      PageUp: () => go(index - page),
       ArrowRight: () => {
         if (row.expandable && !row.expanded) this.toggle(row.key);
-        else if (row.expanded) go(at + 1);
+        else if (row.expanded) go(index + 1);
       },
       ArrowLeft: () => {
         if (row.expanded) this.toggle(row.key);
@@ -222,9 +222,9 @@ export class TreeView {
   }
 
   private _reveal(): void {
-    const at = this._rows.findIndex((row) => row.key === this.selected);
-    if (at < 0) return;
-    const top = at * ROW;
+    const index = this._rows.findIndex((row) => row.key === this.selected);
+    if (index < 0) return;
+    const top = index * ROW;
     if (top < this._top) this._top = top;
     else if (top + ROW > this._top + this._height) this._top = top + ROW - this._height;
     this.node.scrollTop = this._top;
@@ -248,7 +248,7 @@ function attribute(element: Element, name: string, value: string | null): void {
   else element.setAttribute(name, value);
 }
 
-/** Whether a patch makes meshes come or go, or changes what they are. */
+/** Whether a patch adds, removes or changes meshes. */
 export function isStructural(patch: Patch | null): boolean {
   if (patch === null) return true;
   return Object.values(patch.meshes ?? {}).some((mesh) => mesh === null || ["sizes", "stopped", "name", "hosts"].some((field) => field in mesh));

@@ -7,20 +7,20 @@ import { type CellSize, type Layout, type Row, blocksOf } from "./layout";
 
 export type Part = [state: State, share: number];
 
-/** How a cell looks. `parts`: shares of the states of what it stands for; `fill`: how much of a metric, 0 to 1. */
+/** The look of a cell. `parts`: shares of the states of its ranks; `fill`: the value of a metric, 0 to 1. */
 export interface Look {
   state: State;
   fill: number | null;
   text: string;
   label: string;
   parts?: Part[] | undefined;
-  /** It is not among what is looked for. */
+  /** It does not match the query. */
   out?: boolean;
 }
 
 export interface Cells {
   readonly element: HTMLElement;
-  /** The index of the cell that an event is at; -1 where there is none. */
+  /** The index of the cell of an event; -1 without one. */
   indexAt(event: MouseEvent | FocusEvent): number;
   boxOf(index: number): DOMRect;
   draw(indices: Iterable<number>, look: (index: number) => Look): void;
@@ -28,7 +28,7 @@ export interface Cells {
   focus(from: number, to: number, move: boolean): void;
 }
 
-/** What is wrong lies on top. */
+/** The worst states are on top. */
 function barOf(parts: readonly Part[]): string {
   let from = 0;
   const stops = parts.map(([state, share]) => {
@@ -80,9 +80,9 @@ export class TableCells implements Cells {
   private _draw(cell: HTMLElement, { state, fill, text, label, parts, out }: Look): void {
     if (cell.classList.contains("mnb-out") !== Boolean(out)) cell.classList.toggle("mnb-out", out);
     const sign = SIGNS[state] ?? "";
-    const shown = this._size === "l" ? `${text}${sign ? ` ${sign}` : ""}` : sign;
+    const content = this._size === "l" ? `${text}${sign ? ` ${sign}` : ""}` : sign;
     if (cell.dataset.state !== state) cell.dataset.state = state;
-    if (cell.textContent !== shown) cell.textContent = shown;
+    if (cell.textContent !== content) cell.textContent = content;
     if (cell.getAttribute("aria-label") !== label) cell.setAttribute("aria-label", label);
     const percent = fill === null ? "" : String(Math.round(fill * 100));
     if ((cell.dataset.fill ?? "") !== percent) {
@@ -189,7 +189,7 @@ export class CanvasCells implements Cells {
   }
 
   focus(): void {
-    // a canvas has one focus, whichever cell keys are at
+    // a canvas has one focus for all its cells
   }
 
   private _pitch: number;

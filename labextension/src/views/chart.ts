@@ -15,9 +15,9 @@ const PALETTE = ["#0072b2", "#d55e00", "#009e73", "#a463c4", "#c99700", "#3aa6d8
 const BAND = "rgba(0, 114, 178, 0.2)"; // the first of the palette
 const SAID = 8; // lines with their values in words
 const [WIDTH, HEIGHT] = [420, 170];
-const [LEFT, BOTTOM] = [56, 24]; // px for the numbers: always the same, so that the curves stay where they are
+const [LEFT, BOTTOM] = [56, 24]; // px for the numbers: constant, so that the curves do not move
 
-/** A series of uPlot: what it draws, and in which colour. */
+/** A series of uPlot: its points and colour. */
 interface Series {
   points: readonly (readonly [x: number, y: number])[];
   options: uPlot.Series;
@@ -26,7 +26,7 @@ interface Series {
 export class Chart {
   readonly element: HTMLElement;
 
-  /** `unit` is what x counts. */
+  /** `unit` is the unit of x. */
   constructor(
     private _name: string,
     private _unit: string,
@@ -35,7 +35,7 @@ export class Chart {
     this._resized.observe(this._box);
   }
 
-  /** Draws lines, or what is common to them, in one of the next frames. */
+  /** Draws lines, or their common band, in one of the next frames. */
   show(lines: Line[], mean: boolean): void {
     this._lines = lines;
     this._mean = mean;
@@ -45,7 +45,7 @@ export class Chart {
   private _draw(): void {
     const { _lines: lines } = this;
     this._middle = this._mean && lines.length > 1 ? band(lines) : null;
-    const series = this._middle ? bandSeries(this._middle) : lines.flatMap((line, at) => lineSeries(line, at));
+    const series = this._middle ? bandSeries(this._middle) : lines.flatMap((line, index) => lineSeries(line, index));
     if (!series.length) return;
     const data = uPlot.join(series.map(({ points }) => [points.map(([x]) => x), points.map(([, y]) => (Number.isFinite(y) ? y : null))]));
     const shape = `${this._middle ? "mean" : ""}${series.map(({ options }) => options.stroke).join()}`;
@@ -77,7 +77,7 @@ export class Chart {
     const [xs] = plot.data;
     const zoomed = min !== undefined && max !== undefined && (min > (xs[0] ?? min) || max < (xs.at(-1) ?? max));
     plot.setData(data, !zoomed);
-    if (zoomed) plot.setScale("x", { min, max }); // what somebody looks at stays in sight
+    if (zoomed) plot.setScale("x", { min, max }); // keeps the zoom
   }
 
   private _rebuild(series: readonly Series[], data: uPlot.AlignedData, shape: string): void {
@@ -94,7 +94,7 @@ export class Chart {
         { ...axis, size: BOTTOM, grid: { show: false } },
         { ...axis, size: LEFT, grid: { stroke: () => this._ink(0.14), width: 1 } },
       ],
-      series: [{}, ...series.map((each) => each.options)],
+      series: [{}, ...series.map((line) => line.options)],
       cursor: { y: false, points: { size: 6 } },
       legend: { show: false },
       hooks: { setCursor: [() => this._say()] },
@@ -110,7 +110,7 @@ export class Chart {
     return blue === undefined ? color : `rgba(${red}, ${green}, ${blue}, ${opacity})`;
   }
 
-  /** In words: the newest values, or those under the pointer. */
+  /** Writes the newest values in words, or those under the pointer. */
   private _say(): void {
     const xs = this._plot?.data[0] ?? [];
     const x = xs[this._plot?.cursor.idx ?? xs.length - 1];
@@ -132,9 +132,9 @@ export class Chart {
       const [, mean, low, high] = nearest(this._middle, x) ?? [x, NaN, NaN, NaN];
       return [{ text: say`mean ${number(mean)} (${number(low)} to ${number(high)})`, colour: PALETTE[0] }];
     }
-    const values = this._lines.slice(0, SAID).flatMap(({ label, points }, at) => {
+    const values = this._lines.slice(0, SAID).flatMap(({ label, points }, index) => {
       const point = nearest(points, x);
-      return point ? [{ text: `${label ? `${label} ` : ""}${number(point[1])}`, colour: colourAt(at) }] : [];
+      return point ? [{ text: `${label ? `${label} ` : ""}${number(point[1])}`, colour: colourAt(index) }] : [];
     });
     if (this._lines.length > SAID) values.push({ text: say`… ${this._lines.length} ranks`, colour: "" });
     return values;
@@ -153,15 +153,15 @@ export class Chart {
   private _text = "";
 }
 
-const colourAt = (at: number): string => PALETTE[at % PALETTE.length] as string;
+const colourAt = (index: number): string => PALETTE[index % PALETTE.length] as string;
 
-function lineSeries(line: Line, at: number): Series[] {
-  return runsOf(line.points).map((points) => ({ points, options: curve(colourAt(at)) }));
+function lineSeries(line: Line, index: number): Series[] {
+  return runsOf(line.points).map((points) => ({ points, options: curve(colourAt(index)) }));
 }
 
 function bandSeries(middle: readonly BandPoint[]): Series[] {
   const edge: uPlot.Series = { stroke: "transparent", width: 0, points: { show: false } };
-  const column = (at: 1 | 2 | 3): CurvePoint[] => middle.map((point) => [point[0], point[at]]);
+  const column = (field: 1 | 2 | 3): CurvePoint[] => middle.map((point) => [point[0], point[field]]);
   return [
     { points: column(1), options: curve(PALETTE[0]) },
     { points: column(2), options: edge },

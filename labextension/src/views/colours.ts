@@ -11,7 +11,7 @@ export interface Colour {
   /** The value of a rank; `index` is that of the whole mesh. */
   of(rank: Partial<Rank>, index: number): number | undefined;
   show(value: number): string;
-  /** Where the scale ends at least. */
+  /** The least end of the scale. */
   top?: number;
   /** Whether the scale begins at the lowest value that is shown, and not at zero. */
   ranged?: boolean;
@@ -29,7 +29,7 @@ const USES: Readonly<Record<string, Colour>> = {
   errors: { get name() { return say`errors`; }, of: (rank) => rank.errors, show: (value) => plural(value, "error") },
 };
 
-const LOOKED = 64; // ranks that are looked at for what there is
+const LOOKED = 64; // ranks that are checked for available metrics
 
 /** The prefix of the keys of metrics. */
 export const METRIC = "metric:";
@@ -65,7 +65,7 @@ export class LatestMetrics {
   private _end: (() => void) | null = null;
 }
 
-/** What a mesh can be coloured by now. */
+/** The colourings that a mesh has now. */
 export function coloursOf(ranks: RankRecords, metrics: Pick<LatestMetrics, "values">): Record<string, Colour> {
   const looked = Object.values(ranks).slice(0, LOOKED);
   const used = Object.entries(USES).filter(([, colour]) => looked.some((rank) => colour.of(rank, -1) !== undefined));
@@ -76,7 +76,7 @@ export function coloursOf(ranks: RankRecords, metrics: Pick<LatestMetrics, "valu
   return Object.fromEntries([...used, ...measured]);
 }
 
-/** The lowest and highest of what is shown: all of it is coloured between these. */
+/** The lowest and highest displayed value, which span the colours. */
 export function rangeOf(colour: Colour, values: Iterable<number | undefined>): [low: number, high: number] {
   let [low, high] = [colour.ranged ? Infinity : 0, colour.top ?? (colour.ranged ? -Infinity : 0)];
   for (const value of values) {

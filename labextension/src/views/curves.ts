@@ -24,7 +24,7 @@ export class Curves {
       return;
     }
     line.push([x, y]);
-    if (line.length > MOST) this._lines.set(index, line.filter((_, at) => at % 2 || at > MOST / 2));
+    if (line.length > MOST) this._lines.set(index, line.filter((_, position) => position % 2 || position > MOST / 2));
   }
 
   /** Forgets the oldest points of each line but this many. */
@@ -47,12 +47,12 @@ export function band(lines: readonly Pick<Line, "points">[]): BandPoint[] {
   for (const line of lines)
     for (const [x, y] of line.points) {
       if (!Number.isFinite(y)) continue;
-      const known = sums.get(x);
-      if (known) {
-        known.sum += y;
-        known.count++;
-        known.low = Math.min(known.low, y);
-        known.high = Math.max(known.high, y);
+      const existing = sums.get(x);
+      if (existing) {
+        existing.sum += y;
+        existing.count++;
+        existing.low = Math.min(existing.low, y);
+        existing.high = Math.max(existing.high, y);
       } else sums.set(x, { sum: y, count: 1, low: y, high: y });
     }
   return [...sums].sort(([a], [b]) => a - b).map(([x, { sum, count, low, high }]) => [x, sum / count, low, high]);

@@ -1,4 +1,4 @@
-// The debugger view: groups of stopped ranks, the source where they stand, values by rank, and what can be done.
+// The debugger view: groups of stopped ranks, their source, values by rank, and actions.
 
 import type { Cluster } from "../cluster/client";
 import type { DebugMessage, Group, Requests, StackNode, Value, Values } from "../cluster/messages";
@@ -20,8 +20,8 @@ const moves = (): [command: string, label: string, hint: string][] => [
 ];
 const MANY_VALUES = 8;
 const SHORT = 24; // characters of a value that shares a line with others
-const SETTLED_MS = 300; // a step lets ranks go for a moment
-const LATE_MS = 4000; // without an answer there is no kernel
+const SETTLED_MS = 300; // a step resumes ranks for a moment
+const LATE_MS = 4000; // without an answer the kernel is gone
 
 type Stops = Omit<DebugMessage, "type" | "id">;
 
@@ -51,7 +51,7 @@ class DebugView {
     this._buttons.append(act("continue", say`Continue`, say`continue these ranks`), ...moves().map((move) => act(...move)));
     this._fold.addEventListener("click", () => this._setOpen(!this._open));
     this._expression.addEventListener("keydown", (event) => {
-      event.stopPropagation(); // or the notebook takes letters for commands
+      event.stopPropagation(); // else the notebook takes letters for commands
       const text = this._expression.value.trim();
       if (event.key === "Enter" && text) this._watch(text);
     });
@@ -106,10 +106,10 @@ class DebugView {
     return this._stops.groups.flatMap((group) => group.sessions);
   }
 
-  /** Those that are chosen, while any of them is stopped; else the largest group. */
+  /** The chosen sessions while any of them is stopped; else the largest group. */
   private _sessions(): string[] {
-    const chosen = this._every().filter((session) => this._chosen?.has(session));
-    if (chosen.length) return chosen;
+    const sessions = this._every().filter((session) => this._chosen?.has(session));
+    if (sessions.length) return sessions;
     this._chosen = null;
     const largest = this._stops.groups.reduce<Group | null>((best, group) => (best && best.sessions.length >= group.sessions.length ? best : group), null);
     return largest?.sessions ?? [];
@@ -118,7 +118,7 @@ class DebugView {
   private _request(command: string): Promise<Requests["debug"]["gives"]> {
     const sessions = this._sessions();
     this._continued = command === "continue";
-    if (!this._continued) this._chosen ??= new Set(sessions); // they stay the ones, wherever they go from here
+    if (!this._continued) this._chosen ??= new Set(sessions); // they stay chosen wherever they stop next
     return this._cluster.request("debug", { do: command, sessions });
   }
 
@@ -159,13 +159,13 @@ class DebugView {
       ...(groups.length > 1 ? [this._row(`all ${count}`, "", "", "", this._every())] : []),
       ...missing.map(({ name, where, what }) => h("div", { class: "mnb-dim mnb-absent", text: say`not stopped: ${name} ${where}${what ? `: ${what}` : ""}` })),
     );
-    const chosen = new Set(this._sessions());
-    const shown = groups.find((group) => group.sessions.some((session) => chosen.has(session)));
-    if (shown) this._drawSource(shown);
+    const selected = new Set(this._sessions());
+    const current = groups.find((group) => group.sessions.some((session) => selected.has(session)));
+    if (current) this._drawSource(current);
     this._tree.replaceChildren(...tree.map(branch));
   }
 
-  /** Whether what was stopped stays in sight: in cells, not in the panel, nor where it was only asked about. */
+  /** Whether former stops stay visible: in cells, not in the panel, nor after a mere question. */
   private _keeps(): boolean {
     return !this._options.area && !this._options.folded && this._groups.childElementCount > 0;
   }
@@ -177,16 +177,16 @@ class DebugView {
       return say`nothing is stopped any more; last state at ${clock(this._until)}`;
     }
     if (!stopped) return this._heard ? say`nothing is stopped` : this._late !== null ? "…" : say`not connected to the kernel`;
-    const ranks = (those: readonly Group[]): number => those.reduce((sum, group) => sum + group.ranks.length, 0);
+    const ranks = (some: readonly Group[]): number => some.reduce((sum, group) => sum + group.ranks.length, 0);
     const opened = ranks(groups.filter((group) => group.post_mortem));
-    const held = ranks(groups) - opened;
-    const parts = [held || !opened ? say`${plural(held, "rank")} stopped` : "", opened ? say`${plural(opened, "failed call")} opened` : ""];
+    const count = ranks(groups) - opened;
+    const parts = [count || !opened ? say`${plural(count, "rank")} stopped` : "", opened ? say`${plural(opened, "failed call")} opened` : ""];
     return parts.filter(Boolean).join(", ");
   }
 
   private _row(label: string, at: string, where: string, why: string, sessions: readonly string[]): HTMLButtonElement {
-    const chosen = new Set(this._sessions());
-    const pressed = sessions.every((session) => chosen.has(session)) && sessions.length === chosen.size;
+    const selected = new Set(this._sessions());
+    const pressed = sessions.every((session) => selected.has(session)) && sessions.length === selected.size;
     return h(
       "button",
       { type: "button", class: "mnb-group", "aria-pressed": String(pressed), onclick: () => this._choose(sessions) },
@@ -202,29 +202,29 @@ class DebugView {
     this._source.setAttribute("aria-label", say`${file}, line ${line} of ${name}: ${lines[line - first] ?? ""}`);
     this._source.replaceChildren(
       h("div", { class: "mnb-dim", text: `${file} · ${name}` }),
-      ...lines.map((text, at) =>
-        h("div", { class: first + at === line ? "mnb-here" : "" }, h("span", { class: "mnb-number", text: String(first + at) }), h("code", { text: text || " " })),
+      ...lines.map((text, index) =>
+        h("div", { class: first + index === line ? "mnb-here" : "" }, h("span", { class: "mnb-number", text: String(first + index) }), h("code", { text: text || " " })),
       ),
     );
   }
 
   // -- values --------------------------------------------------------------------------------------------------------
 
-  /** Asks for values by rank; answers that come after another question are dropped. */
+  /** Asks for values by rank; answers that arrive after another request are dropped. */
   private async _look(): Promise<void> {
     if (!this._open || !this._stops.stopped) return;
     const question = ++this._questions;
     const [sessions, every] = [this._sessions(), this._every()];
-    const shown = this._shown;
+    const session = this._shown;
     const watched = [...this._watched];
     const [locals, ...values] = await Promise.allSettled([
       this._cluster.request("debug", { do: "locals", sessions }),
       ...watched.map((text) => this._cluster.request("debug", { do: "eval", text, sessions: every })),
     ]);
     if (question !== this._questions || !this._stops.stopped) return;
-    this._looked = shown;
+    this._looked = session;
     this._drawVariables(locals.status === "fulfilled" ? (locals.value.locals ?? []) : [], sessions.length);
-    this._watches.replaceChildren(...watched.map((text, at) => this._watchRow(text, values[at] as PromiseSettledResult<Partial<Values>>)));
+    this._watches.replaceChildren(...watched.map((text, index) => this._watchRow(text, values[index] as PromiseSettledResult<Partial<Values>>)));
   }
 
   private _drawVariables(rows: readonly (Values & { name: string })[], count: number): void {
@@ -258,10 +258,10 @@ class DebugView {
   private _heard = false;
   private _late: ReturnType<typeof setTimeout> | null;
   private _open: boolean;
-  private _looked = ""; // the stops of which variables were looked at last,
-  private _shown = ""; // and those that are shown
-  private _until = 0; // when the last of what is shown went on
-  private _over = false; // nothing is stopped any more, and the prompt does not know yet
+  private _looked = ""; // the stops whose variables were fetched last,
+  private _shown = ""; // and the displayed stops
+  private _until = 0; // when the last displayed thread resumed
+  private _over = false; // nothing is stopped, but the prompt does not know yet
   private _questions = 0;
   private _settling: ReturnType<typeof setTimeout> | undefined;
   private _source = h("div", { class: "mnb-source", role: "img" });
@@ -279,7 +279,7 @@ function section(name: string, ...inside: HTMLElement[]): HTMLElement {
   return h("details", { open: name !== "Stacks" }, h("summary", { text: name }), ...inside);
 }
 
-/** The stacks of all, merged: a node of the tree with what is below it. */
+/** The stacks of all, merged: a node of the tree with its children. */
 function branch(node: StackNode): HTMLElement {
   const heading = [h("b", { text: String(node.count) }), h("span", { text: node.function }), h("span", { class: "mnb-dim", text: `${node.file}:${node.line}` })];
   const ends = node.count > node.below.reduce((sum, below) => sum + below.count, 0);
@@ -291,7 +291,7 @@ function watchedOf({ spark = "", values = [] }: Partial<Values>): HTMLElement[] 
   return valuesOf({ spark, values }, values.reduce((sum, value) => sum + value.sessions.length, 0));
 }
 
-/** The values of one name; those that not all `count` sessions share carry their ranks. */
+/** The values of one name; values that not all `count` sessions share have their ranks. */
 function valuesOf({ spark, values }: Values, count: number): HTMLElement[] {
   const parts: HTMLElement[] = values.slice(0, MANY_VALUES).map((value) => valueOf(value, count));
   if (values.length > 1 && /[^·]/.test(spark)) parts.unshift(h("div", { class: "mnb-spark", text: spark }));

@@ -1,4 +1,4 @@
-// What is selected in a mesh: how it is, what it wrote last, where it is, and what can be done with it.
+// The selection in a mesh: its state, its last lines, its stacks, and its actions.
 
 import type { Cluster } from "../cluster/client";
 import { actorsOn, baseOf, countsOf, hostOf, indexOfBase, present, procsOf, rankOf } from "../cluster/ranks";
@@ -15,14 +15,14 @@ const nothingWritten = (): string => say`no output yet`;
 
 export type Fact = [what: string, value: string];
 
-/** What a rank does, in words. */
+/** The activity of a rank, in words. */
 export function words(mesh: Pick<Mesh, "stopped">, rank: Partial<Rank>): string {
   if (mesh.stopped) return "stopped";
   if (rank.state === "busy") return say`busy with ${rank.endpoint}`;
   return `${rank.state}${rank.detail && rank.state === "failed" ? `: ${rank.detail}` : ""}`;
 }
 
-/** What it uses, in words; "" if nothing is known. */
+/** Its resource use, in words; "" if unknown. */
 export function usage(rank: Partial<Rank>): string {
   const parts: string[] = [];
   if (rank.pid) parts.push(`pid ${rank.pid}`);
@@ -51,8 +51,8 @@ export function factsOf(cluster: Pick<Cluster, "state" | "now">, uid: string, me
   }
   if (mesh.kind === "actors" && usage(rank)) facts.push([say`actor`, usage(rank)]);
   if (rank.incarnation) facts.push([say`healed`, rank.incarnation === 1 ? say`once` : plural(rank.incarnation, "time")]);
-  for (const [other, actors, at] of mesh.kind === "procs" ? actorsOn(state, uid, base) : []) {
-    const actor = rankOf(state, other, at);
+  for (const [actorsUid, actors, actorIndex] of mesh.kind === "procs" ? actorsOn(state, uid, base) : []) {
+    const actor = rankOf(state, actorsUid, actorIndex);
     const waiting = actor.queue ? ` · ${actor.queue} waiting` : "";
     facts.push([actors.name, `${actors.class} · ${words(actors, { ...actor, detail: "" })}${waiting}`]);
   }

@@ -1,29 +1,29 @@
-// A drawing of a placement: boxes that can be pointed at, selected, and walked through by keys.
+// A drawing of a placement: boxes for pointing, selection and navigation by keys.
 
 import type { DrawingData, Piece } from "../cluster/messages";
 import { svg } from "../page/dom";
 
 export interface DrawingEvents {
-  /** The pointer or the focus is at a box; null where it has left. */
+  /** The pointer or the focus is at a box; null after it has left. */
   hover(piece: Piece | null): void;
   pick(piece: Piece, more: boolean): void;
   clear(): void;
 }
 
 const HATCH = 8; // px between lines over parts that are not reduced yet
-const SHEET = 6; // px of a sheet behind that are seen
+const SHEET = 6; // visible px of a sheet behind
 const MOVES: Readonly<Record<string, [x: number, y: number]>> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-/** The box next to one in a direction: the nearest of those that lie that way, straight ahead before aslant. */
+/** The box next to one in a direction: the nearest in that direction, preferring straight ahead. */
 export function nextTo(pieces: readonly Piece[], from: number, [right, down]: [x: number, y: number]): number {
-  const here = pieces[from];
-  if (!here) return from;
+  const origin = pieces[from];
+  if (!origin) return from;
   let [best, least] = [from, Infinity];
-  for (const [at, piece] of pieces.entries()) {
-    const [x, y] = [piece.x + piece.w / 2 - here.x - here.w / 2, piece.y + piece.h / 2 - here.y - here.h / 2];
+  for (const [index, piece] of pieces.entries()) {
+    const [x, y] = [piece.x + piece.w / 2 - origin.x - origin.w / 2, piece.y + piece.h / 2 - origin.y - origin.h / 2];
     const ahead = x * right + y * down;
     const aside = Math.abs(x * down) + Math.abs(y * right);
-    if (at !== from && ahead > 0.5 && ahead + 3 * aside < least) [best, least] = [at, ahead + 3 * aside];
+    if (index !== from && ahead > 0.5 && ahead + 3 * aside < least) [best, least] = [index, ahead + 3 * aside];
   }
   return best;
 }
@@ -31,9 +31,9 @@ export function nextTo(pieces: readonly Piece[], from: number, [right, down]: [x
 /** Lines from the lower left to the upper right of a box. */
 function hatched({ x, y, w, h }: Piece): string {
   let path = "";
-  for (let at = HATCH / 2; at < w + h; at += HATCH) {
-    const [x1, y1] = at <= h ? [x, y + at] : [x + at - h, y + h];
-    const [x2, y2] = at <= w ? [x + at, y] : [x + w, y + at - w];
+  for (let offset = HATCH / 2; offset < w + h; offset += HATCH) {
+    const [x1, y1] = offset <= h ? [x, y + offset] : [x + offset - h, y + h];
+    const [x2, y2] = offset <= w ? [x + offset, y] : [x + w, y + offset - w];
     path += `M${x1} ${y1}L${x2} ${y2}`;
   }
   return path;
@@ -55,34 +55,34 @@ export class Drawing {
       this._note(side, blocks);
       this.element.append(side);
     }
-    for (const [at, piece] of pieces.entries()) this.element.append(this._box(piece, at));
+    for (const [index, piece] of pieces.entries()) this.element.append(this._box(piece, index));
     for (const { x, y, text, anchor, small } of labels) this.element.append(svg("text", { x, y, text, class: small ? "mnb-small" : null, "text-anchor": anchor }));
     this._listen();
   }
 
-  /** Lights what belongs to these blocks or ranks, and dims the rest; nothing is dimmed where there are none. */
+  /** Highlights these blocks or ranks, and dims the rest; dims nothing without any. */
   light(blocks: ReadonlySet<number>, ranks: ReadonlySet<number>): void {
     this.element.classList.toggle("mnb-dimmed", blocks.size + ranks.size > 0);
-    for (const [element, own] of this._blocks) {
+    for (const [element, ownBlocks] of this._blocks) {
       const of = this._ranks.get(element);
-      const lit = of && ranks.size ? of.some((rank) => ranks.has(rank)) : own.some((block) => blocks.has(block));
+      const lit = of && ranks.size ? of.some((rank) => ranks.has(rank)) : ownBlocks.some((block) => blocks.has(block));
       element.classList.toggle("mnb-lit", lit);
     }
   }
 
-  /** Marks the boxes of ranks that are not as they should be; `sign` gives "" for those that are. */
+  /** Marks the boxes of unhealthy ranks; `sign` returns "" for healthy ones. */
   mark(sign: (rank: number) => string): void {
-    for (const [at, piece] of this._data.pieces.entries()) {
+    for (const [index, piece] of this._data.pieces.entries()) {
       const worst = (piece.ranks ?? []).map(sign).find(Boolean) ?? "";
-      const box = this._boxes[at];
+      const box = this._boxes[index];
       if (!box || (box.dataset.sign ?? "") === worst) continue;
       box.dataset.sign = worst;
       (box.querySelector("text") as Element).textContent = worst || (piece.text ?? "");
     }
   }
 
-  select(chosen: (piece: Piece) => boolean): void {
-    for (const [at, piece] of this._data.pieces.entries()) this._boxes[at]?.setAttribute("aria-pressed", String(chosen(piece)));
+  select(isChosen: (piece: Piece) => boolean): void {
+    for (const [index, piece] of this._data.pieces.entries()) this._boxes[index]?.setAttribute("aria-pressed", String(isChosen(piece)));
   }
 
   private _note(element: SVGElement, blocks: number[], ranks?: number[]): void {
@@ -90,25 +90,25 @@ export class Drawing {
     if (ranks) this._ranks.set(element, ranks);
   }
 
-  private _box(piece: Piece, at: number): SVGElement {
+  private _box(piece: Piece, number: number): SVGElement {
     const { x, y, w, h, fill, ink, text = "", blocks = [], ranks, description = "" } = piece;
     const round = Math.min(w, h) > 10 ? 3 : Math.min(w, h) > 4 ? 1 : 0;
     const box = svg(
       "g",
-      { class: `mnb-shard${blocks.length ? "" : " mnb-none"}`, role: "button", "aria-label": description, "aria-pressed": "false", tabindex: at ? -1 : 0, "data-at": at },
+      { class: `mnb-shard${blocks.length ? "" : " mnb-none"}`, role: "button", "aria-label": description, "aria-pressed": "false", tabindex: number ? -1 : 0, "data-at": number },
       svg("rect", { x, y, width: w, height: h, rx: round, fill }),
       piece.hatched ? svg("path", { class: "mnb-hatch", d: hatched(piece) }) : null,
       svg("text", { x: x + w / 2, y: y + h / 2 + 0.5, text, style: ink ? `fill:${ink}` : null }),
     );
-    this._boxes[at] = box;
+    this._boxes[number] = box;
     this._note(box, blocks, ranks);
     return box;
   }
 
   private _listen(): void {
     const { element, _events: events } = this;
-    const at = (event: Event): number => Number((event.target as Element).closest<SVGElement>("[data-at]")?.dataset.at ?? -1);
-    const piece = (event: Event): Piece | null => this._data.pieces[at(event)] ?? this._sideOf(event.target as SVGElement);
+    const indexOf = (event: Event): number => Number((event.target as Element).closest<SVGElement>("[data-at]")?.dataset.at ?? -1);
+    const piece = (event: Event): Piece | null => this._data.pieces[indexOf(event)] ?? this._sideOf(event.target as SVGElement);
     element.addEventListener("pointermove", (event) => events.hover(piece(event)));
     element.addEventListener("pointerleave", () => events.hover(null));
     element.addEventListener("focusin", (event) => (event.target as Element).matches(":focus-visible") && events.hover(piece(event)));
@@ -116,13 +116,13 @@ export class Drawing {
     element.addEventListener("click", (event) => {
       const clicked = piece(event);
       if (!clicked) return events.clear();
-      if (at(event) >= 0) this._focus(at(event), false);
+      if (indexOf(event) >= 0) this._focus(indexOf(event), false);
       events.pick(clicked, event.shiftKey || event.ctrlKey || event.metaKey);
     });
     element.addEventListener("keydown", (event) => this._key(event));
   }
 
-  /** The front of what is seen of a block beside it. */
+  /** The block whose side this element is. */
   private _sideOf(element: SVGElement): Piece | null {
     const blocks = this._blocks.get(element);
     return this._data.pieces.find((piece) => piece.blocks?.some((block) => blocks?.includes(block))) ?? null;
@@ -140,10 +140,10 @@ export class Drawing {
     event.stopPropagation();
   }
 
-  private _focus(at: number, move: boolean): void {
+  private _focus(number: number, move: boolean): void {
     this._boxes[this._focused]?.setAttribute("tabindex", "-1");
-    this._focused = at;
-    const box = this._boxes[at];
+    this._focused = number;
+    const box = this._boxes[number];
     box?.setAttribute("tabindex", "0");
     if (move) box?.focus();
   }

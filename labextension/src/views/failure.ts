@@ -11,7 +11,7 @@ import type { Fact } from "./details";
 import { postMortem } from "./postmortem";
 
 const PIDS = 16; // named individually
-const OPENED = new Set(["exception", "init", "unhandled", "raised"]); // causes that leave frames to look into
+const OPENED = new Set(["exception", "init", "unhandled", "raised"]); // causes that leave frames to inspect
 
 export class Entry {
   readonly element: HTMLElement;
@@ -68,7 +68,7 @@ export class Entry {
     this._toggle.setAttribute("aria-expanded", String(open));
   }
 
-  /** Opens the frames where it was raised, or goes on in those that are open. */
+  /** Opens the frames where it was raised, or returns to open ones. */
   private _lookInto(): void {
     this._show(true);
     if (!this._frames) {
@@ -79,7 +79,7 @@ export class Entry {
     this._frames.querySelector("input")?.focus();
   }
 
-  /** Writes the traceback and the last lines, where they have changed: what somebody has opened or scrolled stays so. */
+  /** Writes the traceback and the last lines, if they have changed, keeping what is opened or scrolled. */
   private _write(): void {
     const { traceback } = this._failure;
     const tails = tailsOf(this._failure);
@@ -88,8 +88,8 @@ export class Entry {
     this._contents = contents;
     this._written.replaceChildren(
       ...(traceback ? [h("pre", { class: "mnb-trace", tabindex: "0", text: traceback })] : []),
-      ...tails.map(([whose, lines], at) =>
-        h("details", { open: at === 0 }, h("summary", { class: "mnb-dim", text: whose }), h("pre", { class: "mnb-lines mnb-short", tabindex: "0", text: lines.join("\n") })),
+      ...tails.map(([whose, lines], index) =>
+        h("details", { open: index === 0 }, h("summary", { class: "mnb-dim", text: whose }), h("pre", { class: "mnb-lines mnb-short", tabindex: "0", text: lines.join("\n") })),
       ),
     );
   }
@@ -112,7 +112,7 @@ function reportOf({ title, report = "" }: Failure): string {
   return report.startsWith(title) ? report : `${title}\n\n${report}`;
 }
 
-/** The facts of a failure: what happened, where and when, where it was reported, and what to do. */
+/** The facts of a failure: cause, place, time, reports and remedy. */
 export function factsOfFailure(cluster: { state: Pick<ClusterState, "hosts"> }, failure: Failure): Fact[] {
   const late = (failure.detected ?? failure.at) - failure.at;
   const facts: Fact[] = [
@@ -127,7 +127,7 @@ export function factsOfFailure(cluster: { state: Pick<ClusterState, "hosts"> }, 
   return facts.filter(([, value]) => value);
 }
 
-/** The last lines of the failed ranks, equal ones once, with the ranks they are of. */
+/** The last lines of the failed ranks, equal ones once, with their ranks. */
 export function tailsOf(failure: Pick<Failure, "lines" | "last_lines" | "ranks">): [whose: string, lines: string[]][] {
   if (failure.lines) return failure.lines.map(([where, lines]) => [say`last lines of ${where}`, lines]);
   return failure.last_lines ? [[failure.ranks.length > 1 ? say`last lines of each` : say`last lines`, failure.last_lines]] : [];
@@ -145,8 +145,8 @@ function pidsOf(pids: readonly number[]): string {
   return `${pids.length === 1 ? "pid" : "pids"} ${pids.slice(0, PIDS).join(", ")}${more}`;
 }
 
-/** The reports of a failure; where a call has raised it, the notebook's own report is left out. */
+/** The reports of a failure; without the notebook's own report if a call has raised it. */
 function reportsOf(reports: readonly Reported[]): string[] {
-  const called = reports.some(([who]) => who === "a call");
-  return reports.filter(([who]) => !(called && who === "<root>")).map(reporterText);
+  const hasCall = reports.some(([reporter]) => reporter === "a call");
+  return reports.filter(([reporter]) => !(hasCall && reporter === "<root>")).map(reporterText);
 }

@@ -14,8 +14,8 @@ import "./failures.css";
 const TICK_MS = 5000; // of the time line
 
 /**
- * All failures, those of `mesh`, or one, `failure`; with `bar` folded, above an error. `raised` is what an endpoint has
- * raised, in the form of a failure: the cluster knows nothing of it.
+ * All failures, those of `mesh`, or one, `failure`; with `bar` folded, above an error. `raised` is an error of an endpoint
+ * in the form of a failure, which is not in the state of the cluster.
  */
 export interface FailureOptions {
   mesh?: string;
@@ -51,14 +51,14 @@ class FailureView {
     this._frames.cancel();
   }
 
-  /** What is shown, the newest first. */
+  /** The displayed failures, the newest first. */
   private _failures(): Named[] {
     const { raised, failure: id, mesh: uid } = this._options;
     if (raised) return [["raised", raised]];
     const { failures, meshes } = this._cluster.state;
     const near = (failure: Failure): boolean => !uid || failure.mesh === uid || meshes[failure.mesh]?.on === uid;
     return Object.entries(failures)
-      .filter(([other, failure]) => (id ? other === id : near(failure)))
+      .filter(([otherId, failure]) => (id ? otherId === id : near(failure)))
       .sort(([, a], [, b]) => b.at - a.at);
   }
 
@@ -74,15 +74,15 @@ class FailureView {
         entry.element.remove();
         this._entries.delete(id);
       }
-    for (const [at, [id, failure]] of failures.entries()) {
-      const entry = this._entries.get(id) ?? this._add(id, failure, at);
+    for (const [index, [id, failure]] of failures.entries()) {
+      const entry = this._entries.get(id) ?? this._add(id, failure, index);
       entry.update(failure);
-      if (this._list.children[at] !== entry.element) this._list.insertBefore(entry.element, this._list.children[at] ?? null);
+      if (this._list.children[index] !== entry.element) this._list.insertBefore(entry.element, this._list.children[index] ?? null);
     }
   }
 
-  private _add(id: string, failure: Failure, at: number): Entry {
-    const opened = this._single ? !this._options.bar : at === 0 && !this._entries.size;
+  private _add(id: string, failure: Failure, position: number): Entry {
+    const opened = this._single ? !this._options.bar : position === 0 && !this._entries.size;
     const entry = new Entry(this._cluster, failure, { opened, bar: Boolean(this._options.bar) });
     this._entries.set(id, entry);
     return entry;

@@ -1,4 +1,4 @@
-// Above a grid of many ranks: a line to search them, and a list of what differs among them.
+// Above a grid of many ranks: a query line, and a list of their differences.
 
 import { type Difference, differences } from "../cluster/differing";
 import { type Fits, fitting, found, toggled } from "../cluster/finding";
@@ -13,7 +13,7 @@ import "./finder.css";
 const LISTED = 12; // kinds of ranks, besides those that are far from the others
 const HOSTS_NAMED = 3;
 
-/** The ranks that are looked at. */
+/** The displayed ranks. */
 export interface Field {
   labels: readonly string[];
   sizes: readonly number[];
@@ -23,7 +23,7 @@ export interface Field {
 }
 
 export interface FinderEvents {
-  /** Something else is looked for. */
+  /** Called when the query changes. */
   changed(): void;
   pick(indices: number[]): void;
 }
@@ -50,12 +50,12 @@ export class Finder {
     this._ask();
   }
 
-  /** Looks for a state, or no longer. */
+  /** Adds a state to the query, or removes it. */
   turn(state: State): void {
     this.query = toggled(this.query, state);
   }
 
-  /** Whether a rank is among what is looked for. */
+  /** Whether a rank matches the query. */
   fits(index: number): boolean {
     const { _field: field, _fits: fits } = this;
     return !fits || !field || fits({ rank: field.rank(index), point: pointOf(field.sizes, index), index, host: field.host(index) });
@@ -91,8 +91,8 @@ export class Finder {
 
   private _drawList(kinds: Difference[]): void {
     this._kinds = kinds;
-    kinds.forEach(({ state, what, indices }, at) => {
-      const row = this._list.children[at] ?? this._list.appendChild(this._row(at));
+    kinds.forEach(({ state, what, indices }, index) => {
+      const row = this._list.children[index] ?? this._list.appendChild(this._row(index));
       const [swatch, count, name, where] = row.children as unknown as [HTMLElement, HTMLElement, HTMLElement, HTMLElement];
       if (swatch.dataset.state !== state) swatch.dataset.state = state;
       setText(count, indices.length.toLocaleString("en"));
@@ -102,18 +102,18 @@ export class Finder {
     while (this._list.childElementCount > kinds.length) this._list.lastElementChild?.remove();
   }
 
-  private _row(at: number): HTMLElement {
+  private _row(position: number): HTMLElement {
     const row = h("button", { class: "mnb-kind", type: "button", title: say`select these ranks` }, h("i", { class: "mnb-swatch" }), h("b"), h("span"), h("span", { class: "mnb-dim" }));
-    row.addEventListener("click", () => this._pick(this._kinds[at]?.indices ?? []));
+    row.addEventListener("click", () => this._pick(this._kinds[position]?.indices ?? []));
     return row;
   }
 
-  /** The hosts of some ranks, or how many these are. */
+  /** The hosts of some ranks, or their number. */
   private _where(indices: readonly number[]): string {
     const hosts = new Set<string>();
     for (const index of indices) {
       hosts.add(this._field?.host(index) ?? "");
-      if (hosts.size > HOSTS_NAMED) return say`on ${new Set(indices.map((each) => this._field?.host(each))).size.toLocaleString("en")} hosts`;
+      if (hosts.size > HOSTS_NAMED) return say`on ${new Set(indices.map((rank) => this._field?.host(rank))).size.toLocaleString("en")} hosts`;
     }
     return `on ${[...hosts].join(", ")}`;
   }

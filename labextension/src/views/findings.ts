@@ -1,4 +1,4 @@
-// Why nothing moves, or which rank is slow: asked by a click, and shown beneath it.
+// Findings on lack of progress or slow ranks: requested by a click, and shown below it.
 
 import type { Cluster } from "../cluster/client";
 import type { Diagnosis, Finding, RankPhases } from "../cluster/messages";
@@ -11,30 +11,30 @@ import "./findings.css";
 const PHASES = ["data iterator", "forward", "backward", "optimizer", "other", "garbage collection", "replies", "collective", "idle"] as const;
 const nothing = (): string => say`Why? names the ranks that hold others up, with the lines at which they are. Slow ranks? compares the phases of their steps for 3 seconds.`;
 
-/** Buttons and what they have found, about one mesh or all that do something; asks at once if it is to. The result ends it. */
+/** Buttons and their findings, about one mesh or all active ones; with `ask` asks at once. The result ends it. */
 export function findingsView(cluster: Cluster, root: HTMLElement, { mesh, ask = false }: { mesh?: string | undefined; ask?: boolean } = {}): () => void {
-  const meant = mesh === undefined ? {} : { mesh };
+  const content = mesh === undefined ? {} : { mesh };
   const { message, report } = messageLine();
-  const found = h("div", {}, h("div", { class: "mnb-dim", text: nothing() }));
+  const list = h("div", {}, h("div", { class: "mnb-dim", text: nothing() }));
   const show = (diagnosis: Diagnosis, phases: readonly RankPhases[] = []): Diagnosis => {
     abort.hidden = !diagnosis.findings.length;
-    found.replaceChildren(...diagnosis.findings.map(findingRow), ...(phases.length ? [phaseStrip(phases)] : []), h("div", { class: "mnb-dim", text: say`inspected: ${diagnosis.inspected}` }));
+    list.replaceChildren(...diagnosis.findings.map(findingRow), ...(phases.length ? [phaseStrip(phases)] : []), h("div", { class: "mnb-dim", text: say`inspected: ${diagnosis.inspected}` }));
     return diagnosis;
   };
-  const why = askButton(say`Why?`, async () => show(await cluster.request("why", meant)), report, { title: say`which ranks hold others up, and where they are` });
+  const why = askButton(say`Why?`, async () => show(await cluster.request("why", content)), report, { title: say`which ranks hold others up, and where they are` });
   const slow = askButton(
     say`Slow ranks?`,
     async () => {
-      const compared = await cluster.request("slow", meant);
+      const compared = await cluster.request("slow", content);
       return show(compared, compared.phases);
     },
     report,
     { title: say`compares the phases of the ranks' steps for 3 seconds` },
   );
-  const abort = askButton(say`End these calls`, async () => show(await cluster.request("abort", meant)), report, { title: say`the calls that wait for these ranks fail with the finding; the processes live on` });
+  const abort = askButton(say`End these calls`, async () => show(await cluster.request("abort", content)), report, { title: say`the calls that wait for these ranks fail with the finding; the processes live on` });
   abort.hidden = true;
   root.classList.add("mnb-findings");
-  root.append(h("div", { class: "mnb-buttons" }, why, slow, abort), found, message);
+  root.append(h("div", { class: "mnb-buttons" }, why, slow, abort), list, message);
   if (ask) why.click();
   return () => root.replaceChildren();
 }
@@ -44,7 +44,7 @@ function findingRow(finding: Finding): HTMLElement {
   return h("div", { class: "mnb-finding", "data-sure": String(finding.sure) }, h("b", { text: kind }), h("span", { class: "mnb-dim", text: ` · ${finding.mesh}` }), h("div", { text: finding.text }));
 }
 
-/** A bar for each rank: where its time went. */
+/** A bar for each rank: its time by phases. */
 export function phaseStrip(ranks: readonly RankPhases[]): HTMLElement {
   const used = PHASES.filter((phase) => ranks.some(({ shares }) => (shares[phase] ?? 0) >= 0.005));
   const meshes = new Set(ranks.map(({ mesh }) => mesh));

@@ -1,4 +1,4 @@
-// A mesh as a grid of cells: what is under the pointer, what is selected, keys.
+// A mesh as a grid of cells: pointer, selection and keys.
 
 import { pointOf } from "../cluster/ranks";
 import { asksForMenu } from "../page/menu";
@@ -8,12 +8,12 @@ import { type CellSize, layout } from "./layout";
 export const CANVAS_FROM = 2000; // cells
 
 export interface GridEvents {
-  /** The pointer or the focus is at a cell, whose box is given; -1 where it has left. */
+  /** The pointer or the focus is at a cell, with its box; -1 after it has left. */
   hover(index: number, box: DOMRect | null): void;
   select(indices: number[]): void;
-  /** What can be done with these cells is asked for, at a point of the window. */
+  /** The menu of these cells is requested, at a point of the window. */
   menu(indices: number[], x: number, y: number): void;
-  /** A key at these cells that is none of the grid's own; whether it did something. */
+  /** Handles a key that the grid does not use; returns whether it did something. */
   key(event: KeyboardEvent, indices: number[]): boolean;
 }
 
@@ -48,7 +48,7 @@ export class Grid {
     this._cells.draw(indices, this._look);
   }
 
-  /** Selects cells; `more` keeps those that are selected. */
+  /** Selects cells; `more` keeps the present selection. */
   select(indices: Iterable<number>, more = false): void {
     const before = this._selected;
     this._selected = new Set(more ? [...before, ...indices] : indices);
@@ -62,7 +62,7 @@ export class Grid {
     element.addEventListener("pointerleave", () => this._hover(-1));
     element.addEventListener("focusin", (event) => {
       const index = this._cells.indexAt(event);
-      if (index >= 0) this._focus(index, false); // also by what is none of the grid's keys
+      if (index >= 0) this._focus(index, false); // also by other keys than the grid's
       if ((event.target as Element).matches(":focus-visible")) this._hover(this._cells.indexAt(event));
     });
     element.addEventListener("focusout", () => this._hover(-1));
@@ -81,7 +81,7 @@ export class Grid {
     element.addEventListener("keydown", (event) => this._key(event));
   }
 
-  /** The cells that are selected, if this is one of them; else it alone. */
+  /** The selected cells, if this is one of them; else this cell alone. */
   private _meant(index: number): number[] {
     return this._selected.has(index) ? this._chosen : [index];
   }
@@ -115,7 +115,7 @@ export class Grid {
   /** All ranks in the box that two of them span. */
   private _between(from: number, to: number): number[] {
     const [a, b] = [pointOf(this._sizes, from), pointOf(this._sizes, to)] as [number[], number[]];
-    const within = (at: number, d: number): boolean => at >= Math.min(a[d] as number, b[d] as number) && at <= Math.max(a[d] as number, b[d] as number);
+    const within = (coordinate: number, d: number): boolean => coordinate >= Math.min(a[d] as number, b[d] as number) && coordinate <= Math.max(a[d] as number, b[d] as number);
     return this._order.filter((index) => pointOf(this._sizes, index).every(within));
   }
 

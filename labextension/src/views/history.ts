@@ -1,4 +1,4 @@
-// What processes have used over the last hour: a chart for each measure, and its peak, one click from the timeline.
+// Resource use of processes over the last hour: a chart for each measure, and its peak, one click from the timeline.
 
 import type { Cluster } from "../cluster/client";
 import type { HistoryCurves } from "../cluster/messages";
@@ -14,7 +14,7 @@ import "./history.css";
 
 const UNIT = "minute";
 
-/** The history of a mesh; `shown` is how it was saved, for a page without a kernel. */
+/** The history of a mesh; `shown` is its saved form, for a page without a kernel. */
 export interface HistoryOptions {
   mesh: string;
   shown?: HistoryCurves;
@@ -68,12 +68,12 @@ class HistoryView {
   }
 
   private _chartOf({ name }: Measure): { chart: Chart; peak: HTMLButtonElement } {
-    const known = this._charts.get(name);
-    if (known) return known;
-    const made = { chart: new Chart(name, UNIT), peak: h("button", { class: "mnb-b mnb-peak", type: "button", title: say`shows the timeline at that moment` }) };
-    this._charts.set(name, made);
-    this._field.append(h("div", {}, made.chart.element, made.peak));
-    return made;
+    const existing = this._charts.get(name);
+    if (existing) return existing;
+    const entry = { chart: new Chart(name, UNIT), peak: h("button", { class: "mnb-b mnb-peak", type: "button", title: say`shows the timeline at that moment` }) };
+    this._charts.set(name, entry);
+    this._field.append(h("div", {}, entry.chart.element, entry.peak));
+    return entry;
   }
 
   /** Shows the timeline at the moment of a peak. */

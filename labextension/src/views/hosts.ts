@@ -1,4 +1,4 @@
-// Many ranks by their hosts: what each host's ranks are, together.
+// Many ranks by their hosts: the summary of each host's ranks.
 
 import { countOf, countsOf, hostNumber, present, procsOf } from "../cluster/ranks";
 import type { ClusterState, Counts, Host, Mesh, State } from "../cluster/state";
@@ -7,7 +7,7 @@ import { clock } from "../page/words";
 import { say } from "../page/language";
 import type { Part } from "./cells";
 
-/** Ranks from which on they can be shown by their hosts. */
+/** The least number of ranks for a view by hosts. */
 export const HOSTS_FROM = 256;
 
 /** The hosts of a view; its ranks are indices of the view. */
@@ -23,7 +23,7 @@ export interface Hosts {
   inner: { labels: string[]; sizes: number[] } | null;
 }
 
-/** Where the ranks of a view lie; null where a view by hosts shows nothing more. `baseAt` gives the base rank of an index of the view. */
+/** The hosts of the ranks of a view; null if a view by hosts adds nothing. `baseAt` gives the base rank of an index of the view. */
 export function hostsOf(state: Pick<ClusterState, "hosts" | "meshes">, mesh: Mesh, labels: string[], sizes: number[], baseAt: (index: number) => number): Hosts | null {
   const procs = procsOf(state, mesh);
   const names = procs?.hosts ?? [];
@@ -38,7 +38,7 @@ export function hostsOf(state: Pick<ClusterState, "hosts" | "meshes">, mesh: Mes
   });
   const order = [...members.keys()].sort((a, b) => a - b);
   if (order.length < 2 || order.length === count) return null;
-  const position = new Map(order.map((host, at) => [host, at]));
+  const position = new Map(order.map((host, place) => [host, place]));
   // Leading dimensions that run over whole hosts name them; the rest are the ranks within one.
   let split = 0;
   while (split < sizes.length && countOf(sizes.slice(0, split)) < order.length) split++;
@@ -53,17 +53,17 @@ export function hostsOf(state: Pick<ClusterState, "hosts" | "meshes">, mesh: Mes
   };
 }
 
-/** Which of some hosts are about to be taken away, in a line; empty where none is. */
+/** A line about those of some hosts that are about to be withdrawn; empty for none. */
 export function noticeOf(state: Pick<ClusterState, "hosts">, hosts: readonly string[]): string {
   const going = [...new Set(hosts)].map((id) => state.hosts[id]).filter((host): host is Host => Boolean(host?.notice));
   const [first] = going;
   if (!first) return "";
-  const which = going.length > 1 ? say`${going.length} hosts are` : say`host ${first.name} is`;
+  const subject = going.length > 1 ? say`${going.length} hosts are` : say`host ${first.name} is`;
   const until = Math.min(...going.map((host) => host.until ?? Number.POSITIVE_INFINITY));
-  return say`${which} about to be taken away (${first.notice})${Number.isFinite(until) ? `, at ${clock(until)}` : ""}`;
+  return say`${subject} about to be taken away (${first.notice})${Number.isFinite(until) ? `, at ${clock(until)}` : ""}`;
 }
 
-/** Says it in a line that is not there while no host is about to be taken away. */
+/** Writes that line, which is hidden while it is empty. */
 export function sayNotice(line: HTMLElement, state: Pick<ClusterState, "hosts">, hosts: readonly string[]): void {
   const notice = noticeOf(state, hosts);
   line.hidden = !notice;
@@ -76,7 +76,7 @@ export interface Together {
   counts: Counts;
 }
 
-/** How a heap of ranks is; the worst state stands for all of it, and failures take half of the parts so as to be seen. */
+/** The look of a group of ranks: its worst state represents it, and failures get half of the parts to be visible. */
 export function together(state: Pick<ClusterState, "meshes" | "ranks">, uid: string, indices: readonly number[]): Together {
   const counts = countsOf(state, uid, indices);
   const shares = present(counts).map(([how, count]): Part => [how, Math.max(count, how === "failed" ? indices.length / 2 : 0)]);

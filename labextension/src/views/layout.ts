@@ -1,4 +1,4 @@
-// Where the ranks of a mesh go in a grid: some dimensions run across, the others down; long lines are folded.
+// The layout of the ranks of a mesh in a grid: some dimensions run across, the others down; long lines are folded.
 
 import { countOf, pointOf } from "../cluster/ranks";
 
@@ -10,7 +10,7 @@ export interface Row {
 export interface Layout {
   columns: number;
   rows: Row[];
-  /** Names of the columns; none where lines are folded. */
+  /** Names of the columns; none for folded lines. */
   heads: string[];
   corner: string;
 }
@@ -28,7 +28,7 @@ const PITCHES = { l: 37, m: 24, s: 14 };
 
 export type CellSize = keyof typeof PITCHES;
 
-/** Where each index goes. `across` are the dimensions that run across; the others run down. */
+/** The cell of each index. `across` are the dimensions that run across; the others run down. */
 export function layout(labels: readonly string[], sizes: readonly number[], across: number | readonly number[]): Layout {
   if (!sizes.length) return { columns: 1, heads: [], rows: [{ label: "", cells: [0] }], corner: "" };
   const columns = [across].flat().sort((a, b) => a - b);
@@ -36,13 +36,13 @@ export function layout(labels: readonly string[], sizes: readonly number[], acro
   const inner = placesOf(sizes, columns);
   const wide = inner.length > UNFOLDED ? fold(inner.length, countOf(sizes)) : inner.length;
   const folded = inner.length > wide;
-  const named = lines.length || columns.length > 1 ? "" : `${labels[columns[0] ?? 0]} `;
+  const prefix = lines.length || columns.length > 1 ? "" : `${labels[columns[0] ?? 0]} `;
   const rows: Row[] = [];
   for (const line of placesOf(sizes, lines)) {
-    const label = lines.map((d, at) => `${labels[d]}=${line.point[at]}`).join(" ");
+    const label = lines.map((d, index) => `${labels[d]}=${line.point[index]}`).join(" ");
     for (let from = 0; from < inner.length; from += wide) {
       const part = inner.slice(from, from + wide);
-      const range = folded ? `${named}${from}–${from + part.length - 1}` : "";
+      const range = folded ? `${prefix}${from}–${from + part.length - 1}` : "";
       rows.push({ label: [from ? "" : label, range].filter(Boolean).join(" "), cells: part.map((column) => line.offset + column.offset) });
     }
   }
@@ -50,13 +50,13 @@ export function layout(labels: readonly string[], sizes: readonly number[], acro
   return { columns: wide, rows, heads, corner: folded ? "" : columns.map((d) => labels[d]).join("·") };
 }
 
-/** All points of some dimensions, with what each adds to the index. */
+/** All points of some dimensions, with their offsets in the index. */
 function placesOf(sizes: readonly number[], dims: readonly number[]): Place[] {
-  const own = dims.map((d) => sizes[d] as number);
+  const lengths = dims.map((d) => sizes[d] as number);
   const strides = dims.map((d) => countOf(sizes.slice(d + 1)));
-  return Array.from({ length: countOf(own) }, (_, index) => {
-    const point = pointOf(own, index);
-    return { point, offset: point.reduce((sum, at, i) => sum + at * (strides[i] as number), 0) };
+  return Array.from({ length: countOf(lengths) }, (_, index) => {
+    const point = pointOf(lengths, index);
+    return { point, offset: point.reduce((sum, coordinate, i) => sum + coordinate * (strides[i] as number), 0) };
   });
 }
 
@@ -69,6 +69,6 @@ function fold(line: number, count: number): number {
 export function blocksOf(plan: Layout, size: CellSize): Row[][] {
   const room = Math.max(1, Math.floor(PAGE_WIDTH / (plan.columns * PITCHES[size] + HEAD_WIDTH)));
   if (room < 2 || plan.rows.length <= BLOCK_ROWS) return [plan.rows];
-  const each = Math.max(16, Math.ceil(plan.rows.length / room));
-  return Array.from({ length: Math.ceil(plan.rows.length / each) }, (_, at) => plan.rows.slice(at * each, (at + 1) * each));
+  const rowsPerBlock = Math.max(16, Math.ceil(plan.rows.length / room));
+  return Array.from({ length: Math.ceil(plan.rows.length / rowsPerBlock) }, (_, index) => plan.rows.slice(index * rowsPerBlock, (index + 1) * rowsPerBlock));
 }

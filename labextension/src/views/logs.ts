@@ -20,7 +20,7 @@ const LANES = 8;
 const LANE_LINES = 300;
 const TYPING_MS = 250;
 
-/** The lines of a mesh, or of some of its ranks; `lines` are there already. */
+/** The lines of a mesh, or of some of its ranks; `lines` have arrived already. */
 export interface LogOptions {
   mesh: string;
   ranks?: number[] | undefined;
@@ -93,7 +93,7 @@ class LogView {
   }
 
   private _download(): void {
-    const lines = this._lines.map(([index, at, level, text]) => `${new Date(at * 1000).toISOString()} ${this._name(index)} ${level ? `${level} ` : ""}${text}`);
+    const lines = this._lines.map(([index, time, level, text]) => `${new Date(time * 1000).toISOString()} ${this._name(index)} ${level ? `${level} ` : ""}${text}`);
     const link = h("a", { href: URL.createObjectURL(new Blob([`${lines.join("\n")}\n`], { type: "text/plain" })), download: `${this._mesh?.name ?? "mesh"}.log` });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
@@ -112,9 +112,9 @@ class LogView {
     return mesh?.labels.length ? placeOf(mesh.labels, pointOf(mesh.sizes, index)) : (mesh?.name ?? "");
   }
 
-  // -- what is followed ----------------------------------------------------------------------------------------------
+  // -- followed ranks ------------------------------------------------------------------------------------------------
 
-  /** The ranks that are typed, else those of the view; undefined for all. */
+  /** The typed ranks, else those of the view; undefined for all. */
   private _ranks(): number[] | undefined {
     const typed = ranksFrom(this._where.value, this._mesh?.labels ?? [], this._mesh?.sizes ?? []);
     this._where.classList.toggle("mnb-wrong", typed === undefined);
@@ -158,9 +158,9 @@ class LogView {
     this._count();
   }
 
-  private _row([index, at, level, text]: LogLine, named = true): HTMLElement {
-    const who = named ? h("span", { class: "mnb-who", style: `--hue:${(index * 47) % 360}`, text: this._name(index) }) : null;
-    return h("div", { class: "mnb-line", "data-level": level || null, title: clock(at) }, who, h("span", { text }));
+  private _row([index, time, level, text]: LogLine, hasName = true): HTMLElement {
+    const rank = hasName ? h("span", { class: "mnb-who", style: `--hue:${(index * 47) % 360}`, text: this._name(index) }) : null;
+    return h("div", { class: "mnb-line", "data-level": level || null, title: clock(time) }, rank, h("span", { text }));
   }
 
   private _rebuild(): void {
@@ -206,7 +206,7 @@ class LogView {
   private _facts = h("span", { class: "mnb-dim" });
   private _field = h("div", { class: "mnb-log", role: "log", tabindex: "0", "aria-label": say`lines` });
   private _frames = eachFrame(() => this._draw());
-  private _held: LogLine[] = []; // that came while it pauses
+  private _held: LogLine[] = []; // lines that arrived during a pause
   private _lanes = false;
   private _level = h("select", { class: "mnb-pick", "aria-label": say`level` }, ...LEVELS.map((level) => h("option", { value: level, text: level || say`all levels` })));
   private _lines: LogLine[] = [];

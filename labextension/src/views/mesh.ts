@@ -1,4 +1,4 @@
-// The mesh view: a grid that lives, by hosts first where there are many ranks; what is selected has its details beside.
+// The mesh view: a live grid, by hosts first for many ranks, with the details of the selection beside.
 
 import type { Cluster } from "../cluster/client";
 import { baseOf, countOf, countsOf, hostOf, pointOf, present, procsOf, rankOf, sizeOf } from "../cluster/ranks";
@@ -21,7 +21,7 @@ import type { View } from "./view";
 
 import "./mesh.css";
 
-const TICK_MS = 500; // of durations that are shown
+const TICK_MS = 500; // of displayed durations
 const TIMED = new Set(["busy", "unresponsive", "paused", "failed"]);
 
 /** A mesh, or with `ranks` (indices of the whole mesh), `labels` and `sizes` a slice of one. */
@@ -75,7 +75,7 @@ class MeshView {
       this._opened = -1;
       this._build();
     });
-    this._positions = _options.ranks ? new Map(_options.ranks.map((index, at) => [index, at])) : null;
+    this._positions = _options.ranks ? new Map(_options.ranks.map((index, position) => [index, position])) : null;
     this._draw();
     this._unwatch = _cluster.watch((patch) => this._changed(patch));
     this._ticking = setInterval(() => _root.isConnected && this._details?.draw(), TICK_MS);
@@ -89,7 +89,7 @@ class MeshView {
     this._frames.cancel();
   }
 
-  // -- what is shown -------------------------------------------------------------------------------------------------
+  // -- displayed ranks ------------------------------------------------------------------------------------------------
 
   /** The index in the whole mesh of an index of the view. */
   private _whole(index: number): number {
@@ -105,15 +105,15 @@ class MeshView {
     return ranks && this._mesh && ranks.length < sizeOf(this._mesh) ? ranks : null;
   }
 
-  /** The menu and the keys of cells, each of which stands for some ranks of the view. */
+  /** The menu and the keys of cells, each of which represents some ranks of the view. */
   private _acts(of: (cell: number) => readonly number[]): Pick<GridEvents, "menu" | "key"> {
-    const meant = (cells: number[]): number[] | null => this._ranksOf(cells.flatMap(of).map((index) => this._whole(index)));
+    const ranksOfCells = (cells: number[]): number[] | null => this._ranksOf(cells.flatMap(of).map((index) => this._whole(index)));
     return {
       menu: (cells, x, y) => {
         this._tip.hide();
-        this._acting.menu(this._uid, meant(cells), x, y);
+        this._acting.menu(this._uid, ranksOfCells(cells), x, y);
       },
-      key: (event, cells) => this._acting.key(event, this._uid, meant(cells)),
+      key: (event, cells) => this._acting.key(event, this._uid, ranksOfCells(cells)),
     };
   }
 
@@ -149,7 +149,7 @@ class MeshView {
     this._grid = hosts
       ? new Grid(hosts.labels, hosts.sizes, hosts.sizes.length - 1, (host) => this._lookOfHost(hosts, host), {
           hover: (host, box) => this._hoverHost(hosts, host, box),
-          select: (chosen) => this._openHosts(hosts, chosen),
+          select: (cells) => this._openHosts(hosts, cells),
           ...this._acts((host) => hosts.on(host)),
         })
       : new Grid(this.labels, this.sizes, this._across, (index) => this._look(index), {
@@ -174,9 +174,9 @@ class MeshView {
       title: say`${label} runs ${isAcross ? say`across` : say`down`}; click to turn it`,
     });
     button.addEventListener("click", () => {
-      const others = this._across.filter((other) => other !== d);
-      const next = isAcross ? others : this.labels.length > 2 ? [...this._across, d] : [d];
-      this._across = next.length ? next : [this.labels.findIndex((_, other) => other !== d)];
+      const remaining = this._across.filter((dim) => dim !== d);
+      const next = isAcross ? remaining : this.labels.length > 2 ? [...this._across, d] : [d];
+      this._across = next.length ? next : [this.labels.findIndex((_, dim) => dim !== d)];
       this._build();
       (this._turns.children[d] as HTMLElement).focus();
     });
@@ -198,7 +198,7 @@ class MeshView {
     };
   }
 
-  /** Where a value lies within the range that is coloured. */
+  /** The place of a value within the coloured range. */
   private _share(value: number | undefined): number {
     const [low, high] = this._range;
     return value !== undefined && Number.isFinite(value) ? Math.min(1, (value - low) / (high - low || 1)) : 0;
@@ -218,23 +218,23 @@ class MeshView {
     return { state: stopped ? "stopped" : state, fill, parts: stopped ? undefined : parts, text: "", label, out: !indices.some((index) => this._finder.fits(index)) };
   }
 
-  private _openHosts(hosts: Hosts, chosen: readonly number[]): void {
-    this._opened = chosen.length === 1 ? (chosen[0] as number) : -1;
+  private _openHosts(hosts: Hosts, hostIndices: readonly number[]): void {
+    this._opened = hostIndices.length === 1 ? (hostIndices[0] as number) : -1;
     this._inner = null;
     this._field.querySelector(".mnb-inner")?.remove();
     if (this._opened >= 0) {
       const indices = hosts.on(this._opened);
-      const index = (at: number): number => indices[at] as number;
+      const index = (cell: number): number => indices[cell] as number;
       const { labels, sizes } = hosts.inner ?? { labels: ["rank"], sizes: [indices.length] };
-      this._inner = new Grid(labels, sizes, sizes.length - 1, (at) => this._look(index(at)), {
-        hover: (at, box) => this._hover(at < 0 ? -1 : index(at), box),
+      this._inner = new Grid(labels, sizes, sizes.length - 1, (innerCell) => this._look(index(innerCell)), {
+        hover: (innerCell, box) => this._hover(innerCell < 0 ? -1 : index(innerCell), box),
         select: (places) => this._select(places.length ? places.map(index) : indices),
-        ...this._acts((at) => [index(at)]),
+        ...this._acts((innerCell) => [index(innerCell)]),
       });
       this._inner.update();
       this._field.append(h("div", { class: "mnb-inner" }, h("div", { class: "mnb-dim", text: hosts.names[this._opened] }), this._inner.element));
     }
-    this._select(chosen.flatMap((host) => hosts.on(host)));
+    this._select(hostIndices.flatMap((host) => hosts.on(host)));
   }
 
   // -- under the pointer, and selected -------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class MeshView {
       this._inner?.update();
     } else if (hosts) {
       grid.update(new Set([...this._dirty].map((index) => hosts.of(index))));
-      if (this._opened >= 0) this._inner?.update(hosts.on(this._opened).flatMap((index, at) => (this._dirty.has(index) ? [at] : [])));
+      if (this._opened >= 0) this._inner?.update(hosts.on(this._opened).flatMap((index, cell) => (this._dirty.has(index) ? [cell] : [])));
     } else grid.update(this._dirty);
     this._all = false;
     this._dirty.clear();
@@ -313,7 +313,7 @@ class MeshView {
     this._details?.draw();
   }
 
-  /** Works out the range of the metric that is shown; all cells are drawn anew where it has changed. */
+  /** Computes the range of the displayed metric; redraws all cells if it has changed. */
   private _measure(): void {
     const colour = this._colour;
     if (!colour) return;
@@ -357,8 +357,8 @@ class MeshView {
     const items: [string, string][] = colour
       ? [["metric", `${colour.name}, ${colour.show(this._range[0])} to ${colour.show(this._range[1])}`]]
       : present(counts).map(([state, count]) => [state, `${count} ${state}`]);
-    for (const [at, [state, text]] of items.entries()) {
-      const item = this._legend.children[at] ?? this._legend.appendChild(this._key());
+    for (const [position, [state, text]] of items.entries()) {
+      const item = this._legend.children[position] ?? this._legend.appendChild(this._key());
       const [swatch, label] = item.children as unknown as [HTMLElement, HTMLElement];
       if (swatch.dataset.state !== state) swatch.dataset.state = state;
       setText(label, text);
@@ -368,7 +368,7 @@ class MeshView {
     if (grid.element.matches("canvas")) grid.element.setAttribute("aria-label", `${this.count} ranks: ${items.map(([, text]) => text).join(", ")}`);
   }
 
-  /** A state in the legend, which looks for the ranks in it. */
+  /** A state in the legend, which queries the ranks in it. */
   private _key(): HTMLElement {
     const swatch = h("i", { class: "mnb-swatch" });
     return h("button", { class: "mnb-key", type: "button", onclick: () => this._finder.turn(swatch.dataset.state as State) }, swatch, h("span"));

@@ -15,13 +15,13 @@ import type { View } from "./view";
 import "./metrics.css";
 
 const SINGLE = 8; // ranks with a line each; more are shown as their mean with a band
-const SAMPLED = 64; // ranks whose use is drawn
+const SAMPLED = 64; // ranks whose resource use is drawn
 const SAMPLE_MS = 2000;
 const SAMPLES = 300; // ten minutes
 const STEP = "step";
 const SECOND = "second";
 
-/** What processes use is in the state; its history is kept here, from when the view was opened. */
+/** Resource use is in the state; its history is stored here, since the view was opened. */
 const USES: Readonly<Record<string, (rank: Partial<Rank>) => number | undefined>> = {
   "CPU, cores": (rank) => rank.cpu,
   "memory, MB": (rank) => rank.memory && rank.memory / (1 << 20),
@@ -121,8 +121,8 @@ class MetricView {
   }
 
   private _chartOf(name: string): Chart {
-    const known = this._charts.get(name);
-    if (known) return known;
+    const existing = this._charts.get(name);
+    if (existing) return existing;
     const chart = new Chart(name, name in USES ? SECOND : STEP);
     this._charts.set(name, chart);
     this._field.append(chart.element);

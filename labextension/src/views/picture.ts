@@ -3,12 +3,12 @@
 import { svg } from "../page/dom";
 import { eachFrame } from "../page/frames";
 
-const ROW = '<g class="r">'; // as the kernel writes it; names in the picture are escaped
+const ROW = '<g class="r">'; // as written by the kernel; names in the picture are escaped
 const BAR = 'class="b"';
 const END = "</svg>";
 const PIECE = 40; // bars that a frame replaces: the browser styles, lays out and paints them in the same frame
 
-/** A picture in the form in which it is drawn: what is before its rows, such as the axis, and the rows. */
+/** A picture in the form for drawing: the part before its rows, such as the axis, and the rows. */
 export interface PictureParts {
   head: string;
   rows: string[];
@@ -19,7 +19,7 @@ export function partsOf(picture: string): PictureParts {
   return { head, rows: rows.map((row) => ROW + row) };
 }
 
-/** How many of these rows are replaced at once, from a first one on: at least one, and no more than `most` bars. */
+/** The number of rows replaced at once, from a first one on: at least one, and no more than `most` bars. */
 export function pieceOf(rows: readonly string[], from: number, most = PIECE): number {
   let bars = 0;
   let to = from;
@@ -52,8 +52,8 @@ export class Picture {
 
   /** Replaces the next rows that differ. */
   private _draw(): void {
-    const differ = [...this._wanted.keys()].filter((at) => this._wanted[at] !== this._rows[at]?.text);
-    const texts = differ.map((at) => this._wanted[at] as string);
+    const differ = [...this._wanted.keys()].filter((row) => this._wanted[row] !== this._rows[row]?.text);
+    const texts = differ.map((row) => this._wanted[row] as string);
     const piece = pieceOf(texts, 0);
     for (const [nth, text] of texts.slice(0, piece).entries()) this._row(differ[nth] as number).innerHTML = text;
     if (piece < texts.length) this._frames.soon();
@@ -61,16 +61,16 @@ export class Picture {
   }
 
   /** The element of a row, whose text is the wanted one from now on. */
-  private _row(at: number): SVGElement {
-    const row = this._rows[at] ?? { node: svg("g"), text: "" };
-    row.text = this._wanted[at] as string;
-    if (this._rows[at]) return row.node;
-    this._rows[at] = row;
+  private _row(number: number): SVGElement {
+    const row = this._rows[number] ?? { node: svg("g"), text: "" };
+    row.text = this._wanted[number] as string;
+    if (this._rows[number]) return row.node;
+    this._rows[number] = row;
     this._svg?.append(row.node);
     return row.node;
   }
 
-  /** The style sheet in the drawing stays: another would have the style of the whole page worked out again. */
+  /** The style sheet in the drawing stays: another one would make the browser recompute the style of the whole page. */
   private _drawHead(head: string): void {
     const holder = document.createElement("div");
     holder.innerHTML = head + END;

@@ -1,4 +1,4 @@
-// Where a tensor lies: the tensor cut into its shards beside the mesh. What is pointed at or selected in one is lit in both.
+// The placement of a tensor: its shards beside the mesh. Pointing and selection in one highlight both.
 
 import type { Piece, PlacementData } from "../cluster/messages";
 import { copyButton } from "../page/buttons";
@@ -11,7 +11,7 @@ import "./placement.css";
 const hint = (): string => say`point at a shard to see its ranks, or at a rank to see its shard; click to keep the highlight`;
 const NONE: ReadonlySet<number> = new Set();
 
-/** What is lit: blocks of the tensor, and ranks of the mesh where single ones are meant. */
+/** The highlighted blocks of the tensor, and ranks of the mesh if single ones are chosen. */
 interface Lit {
   blocks: Set<number>;
   ranks: Set<number>;
@@ -27,11 +27,11 @@ export class PlacementPicture {
       pick: (piece: Piece, more: boolean): void => this._pick(piece, more),
       clear: (): void => this._pin(null),
     };
-    const does = _data.rows.map(([dimension, , what]) => `${dimension} ${what}`).join("; ");
+    const does = _data.rows.map(([dimension, , effect]) => `${dimension} ${effect}`).join("; ");
     this._tensor = new Drawing(_data.tensor, `${_data.title}: ${does}`, events);
     this._mesh = new Drawing(_data.mesh, say`the mesh ${_data.mesh_text}`, events);
     const table = h("div", { class: "mnb-facts mnb-does" });
-    setFacts(table, _data.rows.map(([dimension, placement, what]) => [dimension, `${placement}   ${what}`] as const));
+    setFacts(table, _data.rows.map(([dimension, placement, effect]) => [dimension, `${placement}   ${effect}`] as const));
     this.element = h(
       "div",
       { class: "mnb-placement" },
@@ -43,7 +43,7 @@ export class PlacementPicture {
     this._show();
   }
 
-  /** Marks ranks of the mesh; `sign` gives "" for those that are well. */
+  /** Marks ranks of the mesh; `sign` returns "" for healthy ones. */
   mark(sign: (rank: number) => string): void {
     this._mesh.mark(sign);
   }
@@ -58,7 +58,7 @@ export class PlacementPicture {
 
   private _hover(piece: Piece | null): void {
     this._hovered = piece && this._litBy(piece);
-    if (this._hovered) this._hovered.ranks = new Set(); // all who hold the same are lit
+    if (this._hovered) this._hovered.ranks = new Set(); // highlights all ranks with the same blocks
     this._show();
   }
 
@@ -77,7 +77,7 @@ export class PlacementPicture {
 
   private _pin(lit: Lit | null): void {
     this._pinned = lit;
-    const has = (own: number[] | undefined, among: ReadonlySet<number>): boolean => Boolean(own?.some((one) => among.has(one)));
+    const has = (ranks: number[] | undefined, among: ReadonlySet<number>): boolean => Boolean(ranks?.some((rank) => among.has(rank)));
     this._tensor.select((piece) => has(piece.blocks, lit?.blocks ?? NONE));
     this._mesh.select((piece) => has(piece.ranks, lit?.ranks ?? NONE) || (!lit?.ranks.size && has(piece.blocks, lit?.blocks ?? NONE)));
     this._show();

@@ -1,4 +1,4 @@
-// Looking into the frames of a failure: the debugger's own commands, line by line, on the rank where it was raised.
+// Inspection of the frames of a failure: the debugger's own commands, line by line, on the rank where it was raised.
 
 import type { Cluster } from "../cluster/client";
 import type { DebugCommand } from "../cluster/messages";
@@ -12,7 +12,7 @@ export function postMortem(cluster: Cluster, about: { mesh: string; ranks: numbe
   const close = h("button", { class: "mnb-b mnb-quiet", type: "button", text: "×", "aria-label": say`close` });
   const element = h("div", { class: "mnb-postmortem" }, output, h("div", { class: "mnb-ask" }, h("code", { text: "»" }), input, close));
   const history: string[] = [];
-  let at = 0;
+  let position = 0;
   let sessions: string[] | null = null;
 
   const ask = (command: DebugCommand) => cluster.request("debug", { sessions, ...command });
@@ -43,14 +43,14 @@ export function postMortem(cluster: Cluster, about: { mesh: string; ranks: numbe
   }
 
   input.addEventListener("keydown", (event) => {
-    event.stopPropagation(); // what is typed here is no command of the notebook
+    event.stopPropagation(); // typed letters are no commands of the notebook
     if (event.key === "Enter" && input.value.trim()) {
       history.push(input.value);
-      at = history.length;
+      position = history.length;
       void send(input.value);
       input.value = "";
-    } else if (event.key === "ArrowUp" && at > 0) input.value = history[--at] ?? "";
-    else if (event.key === "ArrowDown" && at < history.length) input.value = history[++at] ?? "";
+    } else if (event.key === "ArrowUp" && position > 0) input.value = history[--position] ?? "";
+    else if (event.key === "ArrowDown" && position < history.length) input.value = history[++position] ?? "";
   });
   close.addEventListener("click", () => {
     if (sessions) void ask({ do: "continue" }).catch(() => undefined); // releases the frames; the actor has continued long before

@@ -1,4 +1,4 @@
-// Profiles as the kernel draws them: the newest, or the one that is picked.
+// Profiles drawn by the kernel: the newest, or the picked one.
 
 import type { ProfileMessage } from "../cluster/messages";
 import { h } from "../page/dom";
@@ -9,37 +9,37 @@ import "./profiles.css";
 
 const nothing = (): string => say`no profiles yet: put ${"%%prof trainers"} in the first line of a cell`;
 
-// Sections are drawn anew when the theme changes, and keep what was picked.
-let picked = "";
+// Sections are drawn anew when the theme changes, and keep the picked profile.
+let key = "";
 let newest = "";
 
 export const profileView: View<object> = (cluster, root) => {
   root.classList.add("mnb-profiles");
   const pick = h("select", { class: "mnb-pick", "aria-label": say`profile` });
-  const drawn = h("div", { class: "mnb-dim", text: nothing() });
+  const picture = h("div", { class: "mnb-dim", text: nothing() });
   let profiles: ProfileMessage["profiles"] = [];
-  let shown = "";
+  let shownKey = "";
   const draw = (): void => {
-    const one = profiles.find((each) => each.key === picked) ?? profiles[0];
-    if (!one || one.key === shown) return;
-    shown = one.key;
-    drawn.className = "";
-    drawn.innerHTML = one.html;
+    const profile = profiles.find((candidate) => candidate.key === key) ?? profiles[0];
+    if (!profile || profile.key === shownKey) return;
+    shownKey = profile.key;
+    picture.className = "";
+    picture.innerHTML = profile.html;
   };
   pick.addEventListener("change", () => {
-    picked = pick.value;
+    key = pick.value;
     draw();
   });
   const end = cluster.subscribe({ topic: "profiles" }, (message) => {
     profiles = message.profiles;
-    pick.replaceChildren(...profiles.map((one) => h("option", { value: one.key, text: one.title })));
+    pick.replaceChildren(...profiles.map((profile) => h("option", { value: profile.key, text: profile.title })));
     pick.hidden = profiles.length < 2;
-    if (profiles[0]?.key !== newest) picked = newest = profiles[0]?.key ?? "";
-    pick.value = picked;
+    if (profiles[0]?.key !== newest) key = newest = profiles[0]?.key ?? "";
+    pick.value = key;
     draw();
   });
   pick.hidden = true;
-  root.append(pick, drawn);
+  root.append(pick, picture);
   return () => {
     end();
     root.replaceChildren();

@@ -6,7 +6,7 @@
  */
 export function answerQuestions(area: Element | null, text: string): void {
   for (const box of area?.querySelectorAll<HTMLInputElement>(".jp-Stdin-input") ?? []) {
-    // Another question, of the user's own `input()`, is none of ours.
+    // Another question, of the user's own `input()`, is left alone.
     if (!box.closest(".jp-Stdin")?.textContent?.includes("mdb ")) continue;
     box.value = `# ${text}`;
     box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));

@@ -1,4 +1,4 @@
-// The tensors view: one tensor and where it lies, or all that live, each with its placement behind a click.
+// The tensors view: one tensor and its placement, or all live ones, each with its placement behind a click.
 
 import type { Cluster } from "../cluster/client";
 import type { PlacementData } from "../cluster/messages";
@@ -15,7 +15,7 @@ import type { View } from "./view";
 
 import "./tensors.css";
 
-/** One tensor, with the mesh of procs that it is on and its ranks there; else all: `tensors` is what there was at first. */
+/** One tensor, with the mesh of procs that it is on and its ranks there; else all: `tensors` is the initial state. */
 export interface TensorOptions {
   placement?: PlacementData;
   mesh?: string;
@@ -24,9 +24,9 @@ export interface TensorOptions {
   of?: [tensors: string, number: number];
   tensors?: Record<string, Tensors>;
   waits?: boolean;
-  /** Only what there is now, as in the panel; in a cell what has ended stays as it was last. */
+  /** Shows present tensors only, as in the panel; in a cell, ended ones stay in their last state. */
   current?: boolean;
-  /** Which tensor is open, where that outlives the view. */
+  /** Which tensor is open, stored outside of the view. */
   open?: { id: string };
 }
 
@@ -37,7 +37,7 @@ export const tensorView: View<TensorOptions> = (cluster, root, options) => {
 
 const ILL: ReadonlySet<string> = new Set(["failed", "healing", "unresponsive", "paused"]);
 
-/** The picture of one tensor; ranks that are not well are marked as they change. */
+/** The picture of one tensor; unhealthy ranks are marked. */
 class OneTensor {
   constructor(
     private _cluster: Cluster,
@@ -114,25 +114,25 @@ class TensorList {
   }
 
   private _draw(): void {
-    const found = this._cluster.live ? this._cluster.state.tensors : (this._options.tensors ?? this._cluster.state.tensors);
-    if (this._cluster.live && !this._options.current) this._keep(found);
-    const written = JSON.stringify([found, [...this._ended]]);
+    const current = this._cluster.live ? this._cluster.state.tensors : (this._options.tensors ?? this._cluster.state.tensors);
+    if (this._cluster.live && !this._options.current) this._keep(current);
+    const written = JSON.stringify([current, [...this._ended]]);
     if (written === this._written) return;
     this._written = written;
-    const parts = Object.entries(found).map(([key, tensors]) => this._meshOf(key, tensors));
+    const parts = Object.entries(current).map(([key, tensors]) => this._meshOf(key, tensors));
     for (const [key, [tensors, when]] of this._ended)
       parts.push(h("div", { class: "mnb-over" }, h("div", { class: "mnb-over-since", text: say`${tensors.name} was ${overText({ ended: when }, when)}; this is what it held` }), this._meshOf(key, tensors)));
     if (!parts.length) parts.push(h("div", { class: "mnb-dim", text: say`no sharded tensors: monarch.distribute(tensor, mesh, sharding_spec=[…]) makes one` }));
     this._root.replaceChildren(...parts);
     if (this._opened) this._reopen();
-    else if (this._open.id) void this._show(this._open.id); // it was open when this was last seen
+    else if (this._open.id) void this._show(this._open.id); // it was open when the view was last visible
   }
 
-  /** Remembers what there is; what was there and is no more stays in sight, with the time. */
-  private _keep(found: Record<string, Tensors>): void {
-    for (const [key, tensors] of Object.entries(this._last)) if (!found[key] && tensors.count) this._ended.set(key, [tensors, this._cluster.now()]);
-    for (const key of Object.keys(found)) this._ended.delete(key);
-    this._last = structuredClone(found);
+  /** Stores the present tensors; meshes that have ended stay visible, with the time. */
+  private _keep(current: Record<string, Tensors>): void {
+    for (const [key, tensors] of Object.entries(this._last)) if (!current[key] && tensors.count) this._ended.set(key, [tensors, this._cluster.now()]);
+    for (const key of Object.keys(current)) this._ended.delete(key);
+    this._last = structuredClone(current);
   }
 
   private _meshOf(key: string, tensors: Tensors): HTMLElement {
@@ -190,9 +190,9 @@ class TensorList {
     }
   }
 
-  /** Puts what is opened below its row again; it closes with the tensor. */
+  /** Puts the opened placement below its row again; it closes with the tensor. */
   private _reopen(): void {
-    const row = [...this._root.querySelectorAll<HTMLElement>("[data-tensor]")].find((each) => each.dataset.tensor === this._open.id);
+    const row = [...this._root.querySelectorAll<HTMLElement>("[data-tensor]")].find((element) => element.dataset.tensor === this._open.id);
     if (!row || !this._opened) return this._close();
     row.after(this._opened.row);
     row.querySelector("button")?.setAttribute("aria-expanded", "true");
@@ -223,16 +223,16 @@ function pictureOf({ picture }: TensorRow): Element {
 /** Bytes of tensors by rank, as bars. */
 function memory({ live, largest }: Tensors): HTMLElement | null {
   if (!live.length) return null;
-  const same = new Set(live.map(size)).size === 1;
-  const bars = live.map((held, rank) => h("span", { class: "mnb-bar", title: say`rank ${rank}: ${size(held)}`, style: `height:${Math.max(2, Math.round((22 * held) / (largest || 1)))}px` }));
-  const text = same ? say`${size(live[0] ?? 0)} on each rank` : say`${size(Math.min(...live))} to ${size(largest)} on a rank`;
+  const areEqual = new Set(live.map(size)).size === 1;
+  const bars = live.map((bytes, rank) => h("span", { class: "mnb-bar", title: say`rank ${rank}: ${size(bytes)}`, style: `height:${Math.max(2, Math.round((22 * bytes) / (largest || 1)))}px` }));
+  const text = areEqual ? say`${size(live[0] ?? 0)} on each rank` : say`${size(Math.min(...live))} to ${size(largest)} on a rank`;
   return h("div", { class: "mnb-memory", role: "img", "aria-label": say`live: ${text}` }, h("span", { class: "mnb-dim", text: say`live ` }), h("span", { class: "mnb-bars" }, ...bars), h("span", { text: ` ${text}` }));
 }
 
 function processes({ memory }: Tensors): HTMLElement | null {
   if (!memory) return null;
-  const between = (held: readonly number[]) => {
-    const [least, most] = [size(Math.min(...held)), size(Math.max(...held))];
+  const between = (bytes: readonly number[]) => {
+    const [least, most] = [size(Math.min(...bytes)), size(Math.max(...bytes))];
     return least === most ? most : `${least} to ${most}`;
   };
   const of = memory.of === "process" ? say`memory of a process` : say`memory allocated on a device`;

@@ -1,4 +1,4 @@
-// The timeline as the kernel draws it: zoom, search, and both ends of the call that is chosen.
+// The timeline drawn by the kernel: zoom, search, and both ends of the chosen call.
 
 import type { Cluster } from "../cluster/client";
 import type { TimelineMessage } from "../cluster/messages";
@@ -13,11 +13,11 @@ import "./timeline.css";
 
 const nothing = (): string => say`no timeline yet: %timeline trainers records one`;
 const LABELS = 150; // px of the column of names, at most
-const DRAG = 4; // px: less is a click
+const DRAG = 4; // px: shorter drags are clicks
 const LEAST_S = 1e-5;
 const RESIZED_MS = 200;
 
-/** The timeline with this key, or the newest. The rest is how it was saved, for a page without a kernel. */
+/** The timeline with this key, or the newest. The rest is its saved form, for a page without a kernel. */
 export interface TimelineOptions {
   key?: string;
   name?: string;
@@ -43,7 +43,7 @@ class TimelineView {
     const tool = (text: string, title: string, act: () => void): HTMLButtonElement => h("button", { class: "mnb-b", type: "button", text, title, "aria-label": title, onclick: act });
     const { message, report } = messageLine();
     this._details = message;
-    const ask = (what: "stop" | "save") => () => _cluster.request("timeline", { do: what, key: this._shown?.key ?? "" });
+    const ask = (verb: "stop" | "save") => () => _cluster.request("timeline", { do: verb, key: this._shown?.key ?? "" });
     this._stop = askButton(say`Stop`, ask("stop"), report, { title: say`ends the recording` });
     this._save = askButton(say`Save`, ask("save"), report, { title: say`writes a file for ui.perfetto.dev` });
     this._tools.append(
@@ -80,7 +80,7 @@ class TimelineView {
 
   private _connected(): void {
     const live = this._cluster.live;
-    for (const each of this._tools.children) (each as HTMLElement).hidden = !live && each !== this._query;
+    for (const tool of this._tools.children) (tool as HTMLElement).hidden = !live && tool !== this._query;
     this._stop.hidden = !live || !this._shown?.recording;
     if (live && !this._unsubscribe) this._look(null, null);
   }
@@ -112,7 +112,7 @@ class TimelineView {
     if (first && at !== undefined && message.began) this._look(Math.max(0, at - message.began - 5), at - message.began + 5);
   }
 
-  // -- where ------------------------------------------------------------------------------------------------------
+  // -- position---------------------------------------------------------------------------------------------------
 
   private _zoom(factor: number): void {
     if (!this._shown) return;
@@ -139,10 +139,10 @@ class TimelineView {
   private _time(x: number): number {
     const { begin = 0, end = 0 } = this._shown ?? {};
     const svg = this._picture.querySelector("svg");
-    const drawn = Number(svg?.getAttribute("width")) || 1;
-    const scale = (svg?.getBoundingClientRect().width || drawn) / drawn;
-    const labels = Math.min(LABELS, Math.floor(drawn / 4));
-    const part = (x / scale - labels) / (drawn - labels - 8);
+    const drawnWidth = Number(svg?.getAttribute("width")) || 1;
+    const scale = (svg?.getBoundingClientRect().width || drawnWidth) / drawnWidth;
+    const labels = Math.min(LABELS, Math.floor(drawnWidth / 4));
+    const part = (x / scale - labels) / (drawnWidth - labels - 8);
     return begin + Math.max(0, Math.min(1, part)) * (end - begin);
   }
 
@@ -179,7 +179,7 @@ class TimelineView {
     return [...this._picture.querySelectorAll<SVGElement>(".b")];
   }
 
-  /** The chosen bar as it is drawn now, and the time at its middle. */
+  /** The chosen bar as drawn now, and the time at its middle. */
   private _chosen(): { bar: SVGElement; middle: number } | null {
     const bar = this._picture.querySelector<SVGElement>(".b.mnb-at");
     if (!bar) return null;
@@ -187,42 +187,42 @@ class TimelineView {
     return { bar, middle: this._time(left + width / 2 - this._picture.getBoundingClientRect().left) };
   }
 
-  /** Chooses a bar: the call that it belongs to stands out, at both ends. */
+  /** Chooses a bar: highlights its call at both ends. */
   private _choose(bar: SVGElement | null): void {
     this._picked = bar && { about: aboutOf(bar), call: bar.dataset.c ?? "" };
     this._mark();
     if (!bar) return setText(this._details, "");
-    const sent = this._picked?.call ? this._bars.find((each) => each.dataset.c === this._picked?.call) : undefined;
-    const ends = sent && sent !== bar ? ` — ${aboutOf(sent)}` : "";
+    const call = this._picked?.call ? this._bars.find((candidate) => candidate.dataset.c === this._picked?.call) : undefined;
+    const ends = call && call !== bar ? ` — ${aboutOf(call)}` : "";
     this._details.classList.remove("mnb-wrong");
     setText(this._details, aboutOf(bar) + ends);
   }
 
-  /** Marks what is chosen and what is searched for. */
+  /** Marks the chosen bar and the matches of the search. */
   private _mark(): void {
-    const wanted = this._query.value.trim().toLowerCase();
+    const query = this._query.value.trim().toLowerCase();
     const { about = "", call = "" } = this._picked ?? {};
-    let found = 0;
-    let chosen = false;
+    let count = 0;
+    let hasChosen = false;
     for (const bar of this._bars) {
-      const at = Boolean(about) && aboutOf(bar) === about;
-      const on = at || (Boolean(call) && bar.dataset.c === call);
-      const other = Boolean(wanted) && !aboutOf(bar).toLowerCase().includes(wanted);
-      chosen ||= on;
-      found += Number(!other);
-      bar.classList.toggle("mnb-at", at);
+      const isChosen = Boolean(about) && aboutOf(bar) === about;
+      const on = isChosen || (Boolean(call) && bar.dataset.c === call);
+      const isOther = Boolean(query) && !aboutOf(bar).toLowerCase().includes(query);
+      hasChosen ||= on;
+      count += Number(!isOther);
+      bar.classList.toggle("mnb-at", isChosen);
       bar.classList.toggle("mnb-on", on);
-      bar.classList.toggle("mnb-other", other);
+      bar.classList.toggle("mnb-other", isOther);
     }
-    this._picture.querySelector("svg")?.classList.toggle("mnb-chosen", chosen);
-    if (wanted) setText(this._details, found ? say`${plural(found, "match", "matches")} in what is shown: Enter goes to the next` : say`no match in what is shown`);
+    this._picture.querySelector("svg")?.classList.toggle("mnb-chosen", hasChosen);
+    if (query) setText(this._details, count ? say`${plural(count, "match", "matches")} in what is shown: Enter goes to the next` : say`no match in what is shown`);
   }
 
-  /** Chooses the next of what is searched for. */
+  /** Chooses the next match of the search. */
   private _next(): void {
     const bars = this._bars.filter((bar) => !bar.classList.contains("mnb-other"));
-    const at = bars.findIndex((bar) => bar.classList.contains("mnb-at"));
-    this._choose(bars[(at + 1) % bars.length] ?? null);
+    const index = bars.findIndex((bar) => bar.classList.contains("mnb-at"));
+    this._choose(bars[(index + 1) % bars.length] ?? null);
   }
 
   private _key(event: KeyboardEvent): void {
@@ -247,7 +247,7 @@ class TimelineView {
     move();
   }
 
-  /** To the bar before or after the chosen one in its row. */
+  /** Chooses the bar before or after the chosen one in its row. */
   private _step(by: number): void {
     const bar = this._chosen()?.bar;
     const row = bar?.closest(".r") ?? this._picture.querySelector(".r");
@@ -255,15 +255,15 @@ class TimelineView {
     this._choose((bar ? bars[bars.indexOf(bar) + by] : bars[0]) ?? bar ?? null);
   }
 
-  /** To the bar of the row above or below that is next to the chosen one. */
+  /** Chooses the bar of the row above or below that is next to the chosen one. */
   private _row(by: number): void {
     const bar = this._chosen()?.bar;
     const rows = [...this._picture.querySelectorAll(".r")].filter((row) => row.querySelector(".b"));
     if (!bar) return this._choose(rows[0]?.querySelector<SVGElement>(".b") ?? null);
     const row = rows[rows.indexOf(bar.closest(".r") as Element) + by];
     const { left } = bar.getBoundingClientRect();
-    const distance = (each: SVGElement): number => Math.abs(each.getBoundingClientRect().left - left);
-    const near = [...(row?.querySelectorAll<SVGElement>(".b") ?? [])].sort((one, other) => distance(one) - distance(other))[0];
+    const distance = (element: SVGElement): number => Math.abs(element.getBoundingClientRect().left - left);
+    const near = [...(row?.querySelectorAll<SVGElement>(".b") ?? [])].sort((first, second) => distance(first) - distance(second))[0];
     if (near) this._choose(near);
   }
 
@@ -294,5 +294,5 @@ class TimelineView {
 const aboutOf = (bar: Element): string => bar.querySelector("title")?.textContent ?? "";
 
 function sorted(bars: SVGElement[]): SVGElement[] {
-  return bars.sort((one, other) => one.getBoundingClientRect().left - other.getBoundingClientRect().left);
+  return bars.sort((first, second) => first.getBoundingClientRect().left - second.getBoundingClientRect().left);
 }

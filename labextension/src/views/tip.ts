@@ -2,7 +2,7 @@
 
 import { h } from "../page/dom";
 
-/** A box of lines below what it speaks of, within `frame`. */
+/** A box of lines below its subject, within `frame`. */
 export class Tip {
   readonly element = h("div", { class: "mnb-tip", role: "tooltip", hidden: true });
 

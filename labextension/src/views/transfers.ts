@@ -1,4 +1,4 @@
-// Where bytes go: a matrix of the processes, from rows to columns, and a table of the routes.
+// Transfers of bytes: a matrix of the processes, from rows to columns, and a table of the routes.
 
 import type { Transfer } from "../cluster/state";
 import { h, tableHead } from "../page/dom";
@@ -33,14 +33,14 @@ export const transferView: View<TransferOptions> = (cluster, root, options) => {
   root.classList.add("mnb-transfers");
   let written = "";
   const draw = (): void => {
-    const known = cluster.live ? cluster.state.transfers : (options.transfers ?? cluster.state.transfers);
-    const now = JSON.stringify(known);
+    const transfers = cluster.live ? cluster.state.transfers : (options.transfers ?? cluster.state.transfers);
+    const now = JSON.stringify(transfers);
     if (now === written) return;
     const over = cluster.live && !options.current && written.length > 2 && now === "{}";
     written = now;
     root.classList.toggle("mnb-over", over);
     if (over) root.prepend(h("div", { class: "mnb-over-since", role: "status", text: say`all processes ended at ${clock(cluster.now())}; this is their last state` }));
-    else root.replaceChildren(...drawn(Object.values(known)));
+    else root.replaceChildren(...drawn(Object.values(transfers)));
   };
   const frames = eachFrame(draw);
   let unsubscribe: (() => void) | undefined;
@@ -84,18 +84,18 @@ function legend(routes: readonly Transfer[]): HTMLElement {
 
 function matrix(names: readonly string[], routes: readonly Transfer[]): HTMLElement {
   const most = Math.max(1, ...routes.map((route) => route.bytes));
-  const known = new Map(routes.map((route) => [JSON.stringify([route.from, route.to]), route] as const).reverse());
-  const number = (at: number): HTMLElement => h("span", { class: "mnb-number", "aria-hidden": "true", text: String(at + 1) }); // in place of a name where there is no room
-  const head = h("tr", {}, h("td"), ...names.map((name, at) => h("th", { scope: "col", title: name }, number(at), h("span", { class: "mnb-name", text: name }))));
-  const rows = names.map((from, at) => {
+  const byPair = new Map(routes.map((route) => [JSON.stringify([route.from, route.to]), route] as const).reverse());
+  const number = (index: number): HTMLElement => h("span", { class: "mnb-number", "aria-hidden": "true", text: String(index + 1) }); // in place of a name without room
+  const head = h("tr", {}, h("td"), ...names.map((name, column) => h("th", { scope: "col", title: name }, number(column), h("span", { class: "mnb-name", text: name }))));
+  const rows = names.map((from, row) => {
     const cells = names.map((to) => {
-      const route = known.get(JSON.stringify([from, to]));
+      const route = byPair.get(JSON.stringify([from, to]));
       if (!route) return h("td");
       const share = 0.12 + 0.5 * Math.sqrt(route.bytes / most);
       const title = `${from} → ${to}: ${size(route.bytes)} by ${route.mover}${route.rate ? `, ${size(route.rate)}/s` : ""}`;
       return h("td", { title, "data-mover": route.mover, "data-moving": Boolean(route.rate), style: `--mnb-share: ${Math.round(100 * share)}%` }, h("span", { text: size(route.bytes) }));
     });
-    return h("tr", {}, h("th", { scope: "row", title: from }, number(at), from), ...cells);
+    return h("tr", {}, h("th", { scope: "row", title: from }, number(row), from), ...cells);
   });
   return h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-matrix" }, h("thead", {}, head), h("tbody", {}, ...rows)));
 }

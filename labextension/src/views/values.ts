@@ -1,4 +1,4 @@
-// The values of a tensor, when they are asked for: its first elements, and a few numbers of each rank.
+// The values of a tensor, on request: its first elements, and statistics by rank.
 
 import type { Cluster } from "../cluster/client";
 import type { TensorValues } from "../cluster/messages";
@@ -17,7 +17,7 @@ export class ValuesOf {
     name: string,
     of: [tensors: string, number: number],
   ) {
-    this._name = name === "Tensor" ? "t" : name; // as a program calls it
+    this._name = name === "Tensor" ? "t" : name; // the name in a program
     const { message, report } = messageLine();
     const ask = async (): Promise<void> => this._show(await this._cluster.request("values", { tensors: of[0], number: of[1] }));
     const title = say`the first elements, and the least, the largest and the mean of each rank; no cell need run for that`;
@@ -28,14 +28,14 @@ export class ValuesOf {
     this.draw();
   }
 
-  /** Without a kernel nobody can be asked: how a cell shows them stays. */
+  /** Without a kernel the form in the cell stays. */
   draw(): void {
     this._button.hidden = !this._cluster.live;
     this._hide.hidden = !this._found.childElementCount;
   }
 
   private _report(report: (text: string, wrong?: boolean) => void, text: string, wrong?: boolean): void {
-    if (wrong) this._clear(); // what was there before is not what is there now
+    if (wrong) this._clear(); // the former values are outdated
     report(text, wrong);
   }
 
@@ -68,4 +68,4 @@ export class ValuesOf {
   private _name: string;
 }
 
-const ODD = /nan|inf/; // numbers that most programs do not want
+const ODD = /nan|inf/; // numbers that are mostly unwanted

@@ -1,4 +1,4 @@
-// The variables that cells see on the ranks of a mesh. Ranks are asked again while it is shown, also those that are busy.
+// The variables that cells see on the ranks of a mesh. Ranks are asked repeatedly while the view is visible, also busy ones.
 
 import type { Cluster } from "../cluster/client";
 import type { VariableRow } from "../cluster/messages";
@@ -10,7 +10,7 @@ import type { View } from "./view";
 import "./debugger.css";
 
 const AGAIN_MS = 2000;
-const COST = 0.05; // of the time, at most, ranks are asked
+const COST = 0.05; // the largest share of time for requests to ranks
 
 export interface VariableOptions {
   mesh: string;
@@ -67,13 +67,13 @@ class VariableView {
     this._rows = new Map(rows.map((row) => [row.name, before.get(row.name) ?? rowOf(row)]));
     for (const row of rows) {
       const text = JSON.stringify(row);
-      const shown = this._rows.get(row.name);
-      if (!shown || shown.text === text) continue;
-      shown.text = text;
-      shown.cell.replaceChildren(...valuesOf(row));
+      const entry = this._rows.get(row.name);
+      if (!entry || entry.text === text) continue;
+      entry.text = text;
+      entry.cell.replaceChildren(...valuesOf(row));
     }
     const elements = [...this._rows.values()].map(({ element }) => element);
-    if (elements.some((element, at) => element !== this._body.children[at]) || elements.length !== this._body.childElementCount) this._body.replaceChildren(...elements);
+    if (elements.some((element, index) => element !== this._body.children[index]) || elements.length !== this._body.childElementCount) this._body.replaceChildren(...elements);
   }
 
   private _asking = false;
@@ -86,7 +86,7 @@ class VariableView {
   private _waiting: ReturnType<typeof setTimeout> | undefined;
 }
 
-/** A row on the page, and what it shows. */
+/** A row on the page, and its content. */
 interface ShownRow {
   element: HTMLElement;
   cell: HTMLElement;
@@ -98,7 +98,7 @@ function rowOf({ name }: VariableRow): ShownRow {
   return { element: h("tr", {}, h("th", { scope: "row", text: name }), cell), cell, text: "" };
 }
 
-/** The values of a variable; one that not all ranks have carries these. */
+/** The values of a variable; a value that not all ranks have is shown with its ranks. */
 function valuesOf({ values, more }: VariableRow): HTMLElement[] {
   const parts = values.map(({ type, text, where }) =>
     h("div", {}, h("code", { text: text || type }), h("span", { class: "mnb-dim", text: [text ? type : "", where].filter(Boolean).join(" · ") })),

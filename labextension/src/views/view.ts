@@ -1,4 +1,4 @@
-// What every view is: a function that shows something of a cluster in an element until its result is called.
+// A view: a function that shows a part of a cluster in an element until its result is called.
 
 import type { Cluster } from "../cluster/client";
 

@@ -1,4 +1,4 @@
-// One view as anywidget loads it.
+// One view in the form that anywidget loads.
 
 import { Cluster, type Saved } from "../cluster/client";
 import type { FromKernel } from "../cluster/messages";
@@ -8,7 +8,7 @@ import type { View } from "../views/view";
 
 import "../views/base.css";
 
-/** What a view needs of anywidget's model. */
+/** The part of anywidget's model that a view uses. */
 interface Model {
   get(name: "options"): object | null;
   get(name: "saved"): Saved | null;

@@ -1,4 +1,4 @@
-"""The controller's side of the debugger: what is stopped, and commands to it."""
+"""The controller's side of the debugger: stopped threads, and commands to them."""
 
 from monarch_nb.debug.control.breakpoints import Breakpoint, Breakpoints
 from monarch_nb.debug.control.controller import STEP_S, Controller

@@ -18,7 +18,7 @@ class Asking(threading.local):
     waiting = False
 
     def answer(self, future: "Future[T]", timeout: float) -> T:
-        """The answer; blocks. Raises what `Future.get` does."""
+        """Returns the answer; blocks. Raises what `Future.get` does."""
         self.waiting = True
         try:
             return future.get(timeout)
@@ -30,7 +30,7 @@ asking = Asking()
 
 
 def outcome_of(future: "Future[CommandOutcome]") -> CommandOutcome:
-    """The outcome, or an outcome with the error."""
+    """Returns the outcome, or an outcome with the error."""
     try:
         return asking.answer(future, settings.debug_command_timeout)
     except Exception as error:

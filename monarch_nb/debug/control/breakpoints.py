@@ -158,7 +158,7 @@ class Breakpoints:
         return "" if any(not outcome.error for outcome in outcomes) else "; ".join(errors)
 
     def _addresses(self) -> list[str]:
-        """All processes that may hold actors, except this one and failed ones."""
+        """Returns all processes that may hold actors, except this one and failed ones."""
         addresses = []
         for state in tuple(self._runtime.meshes.values()):
             if isinstance(state, ProcState) and state.stopped is None:

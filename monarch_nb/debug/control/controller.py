@@ -200,7 +200,7 @@ class Controller:
             raise DebugError("; ".join(dict.fromkeys(wrong)))
 
     def threads(self, addresses: Iterable[str], timeout: float = 2.0) -> dict[str, tuple[ThreadRecord, ...] | str]:
-        """The threads of each process, or why they are unknown."""
+        """Returns the threads of each process, or why they are unknown."""
         replies = {address: request(self.runtime, address, verbs.STACKS, Done()) for address in addresses}
         by_address: dict[str, tuple[ThreadRecord, ...] | str] = {}
         for address, future in replies.items():
@@ -211,7 +211,7 @@ class Controller:
         return by_address
 
     def variables(self, state: MeshState, ranks: Sequence[int], within: float) -> dict[int, m.NamespaceVariables]:
-        """The variables that cells on each rank see, by base rank; blocks for at most `within` seconds.
+        """Returns the variables that cells on each rank see, by base rank; blocks for at most `within` seconds.
 
         Ranks that are busy or stopped answer, too; those that have not answered within that time are left out.
         """

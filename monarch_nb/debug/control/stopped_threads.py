@@ -100,7 +100,7 @@ class StoppedThreads:
     # -- queries ------------------------------------------------------------------------------------------------------
 
     def records(self) -> list[Stopped]:
-        """All stopped threads, by actor and rank."""
+        """Returns all stopped threads, by actor and rank."""
         with self._changed:
             return sorted(
                 self._records.values(), key=lambda record: (record.name, record.mesh, record.rank, record.session)
@@ -112,12 +112,12 @@ class StoppedThreads:
         return bool(self._records)
 
     def get(self, session: str) -> Stopped | None:
-        """The record of a session, if it is stopped."""
+        """Returns the record of a session, if it is stopped."""
         with self._changed:
             return self._records.get(session)
 
     def holding(self, mesh: str, rank: int) -> Stopped | None:
-        """The stop that keeps an actor from its messages, if any; takes no lock where nothing is stopped."""
+        """Returns the stop that keeps an actor from its messages, if any; takes no lock where nothing is stopped."""
         if not self._records:
             return None
         with self._changed:
@@ -125,7 +125,7 @@ class StoppedThreads:
         return stops[-1] if stops else None
 
     def end_reason(self, session: str) -> str:
-        """The reason why a session will not stop again after its step; "" while unknown."""
+        """Returns the reason why a session will not stop again after its step; "" while unknown."""
         with self._changed:
             return self._over.get(session, "")
 

@@ -35,7 +35,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 def missing(
     controller: Controller, records: Sequence[Stopped], name: FileName = short
 ) -> tuple[dict[str, int], list[Missing]]:
-    """The sizes of the meshes of stopped ranks, and the ranks of each mesh that are not stopped. Blocks a moment for
+    """Returns sizes of the meshes of stopped ranks, and each mesh's ranks that are not stopped. Blocks a moment for
     the answers of these.
     """
     sizes: dict[str, int] = {}
@@ -82,7 +82,7 @@ def _doing_text(thread: ThreadRecord, name: FileName) -> str:
 
 
 def running_text(controller: Controller, records: Sequence[Stopped], name: FileName = short) -> str:
-    """The stacks of the running ranks of meshes that have stopped ranks."""
+    """Returns the stacks of the running ranks of meshes that have stopped ranks."""
     stopped = {record.place for record in records}
     parts = []
     for uid in dict.fromkeys(record.mesh for record in records):
@@ -94,7 +94,7 @@ def running_text(controller: Controller, records: Sequence[Stopped], name: FileN
 
 
 def stacks_text(controller: Controller, state: MeshState, ranks: Sequence[int], name: FileName = short) -> str:
-    """The Python stacks of some ranks of a mesh, merged into one tree. Blocks for at most some seconds."""
+    """Returns the Python stacks of some ranks of a mesh, merged into one tree. Blocks for at most some seconds."""
     procs = proc_state_of(state)
     threads = controller.threads([procs.address(rank) for rank in ranks])
 
@@ -120,7 +120,7 @@ def stacks_text(controller: Controller, state: MeshState, ranks: Sequence[int], 
 
 
 def py_spy() -> str | None:
-    """Path of py-spy; None if it is not installed."""
+    """Returns the path of py-spy; None if it is not installed."""
     path = Path(sys.executable).with_name("py-spy")
     return str(path) if path.exists() else shutil.which("py-spy")
 
@@ -132,7 +132,7 @@ def inspect_stacks(
     label: Callable[[Sequence[str]], str],
     name: FileName = short,
 ) -> list[str]:
-    """The stacks of ranks that do not answer, as lines; those of other machines cannot be inspected."""
+    """Returns the stacks of ranks that do not answer, as lines; those of other machines cannot be inspected."""
     stacks: list[tuple[str, Sequence[Frame]]] = []
     silent: list[str] = []
     for rank in ranks:
@@ -153,7 +153,7 @@ def inspect_stacks(
 
 
 def stacks_from_outside(address: str, pid: int) -> list[Sequence[Frame]]:
-    """The stacks of a process's actors, outermost frame first: by py-spy, else by the handler that each process has.
+    """Returns the stacks of a process's actors, outermost frame first: by py-spy, else by the process's handler.
 
     Raises OSError, ValueError, SubprocessError.
     """
@@ -198,7 +198,7 @@ def signalled(file: Path, pid: int) -> list[Sequence[Frame]]:
 
 
 def parsed(text: str) -> list[Sequence[Frame]]:
-    """The actors' stacks in what faulthandler writes: threads one below the other, innermost frame first."""
+    """Returns the actors' stacks in what faulthandler writes: threads one below the other, innermost frame first."""
     threads: list[list[Frame]] = []
     for line in text.splitlines():
         frame = _FRAME.fullmatch(line)

@@ -140,7 +140,7 @@ class Conversation:
             self._terminal.write(f"other ranks have stopped: {locations}\n")
 
     def _command(self, last: str) -> str | None:
-        """The complete input; "" for nothing to do, None for the end."""
+        """Returns the complete input; "" for nothing to do, None for the end."""
         prompt = self._prompt
         prompt.gather()
         line = self._ask(prompt.question)

@@ -67,7 +67,7 @@ class DebugPrompt:
     # -- focus --------------------------------------------------------------------------------------------------------
 
     def focused(self) -> list[Stopped]:
-        """The sessions that receive commands: stopped ones in focus, or the largest group."""
+        """Returns the sessions that receive commands: stopped ones in focus, or the largest group."""
         every = self.candidates()
         if self.focus is not None:
             records = [record for record in every if _key(record) in self.focus]
@@ -90,7 +90,7 @@ class DebugPrompt:
             self.focus |= {_key(record) for group in groups if records & set(group.records) for record in group.records}
 
     def fix(self) -> list[Stopped]:
-        """The sessions in focus, which from now on stay in focus wherever they stop."""
+        """Returns the sessions in focus, which from now on stay in focus wherever they stop."""
         records = self.focused()
         if self.focus is None or not any(_key(record) in self.focus for record in records):
             self.focus_on(records, chosen=False)
@@ -176,7 +176,7 @@ class DebugPrompt:
         return Answers(text, shown, pairs)
 
     def _entry(self, match: re.Match[str]) -> str:
-        """A line of pdb's own stacks, with the display name of the file."""
+        """Returns a line of pdb's own stacks, with the display name of the file."""
         return f"{match[1]}{self.name(match[2])}:{match[3]} in {match[4]}"
 
     def _go_on(self, text: str, records: list[Stopped], *, everybody: bool) -> Answers:
@@ -229,7 +229,7 @@ class DebugPrompt:
         return Answers("focus", "\n".join([line, *source_lines(first)]) if rest else line)
 
     def table(self, *, source: bool = True) -> str:
-        """The stopped ranks, the other ranks and their locations."""
+        """Returns the stopped ranks, the other ranks and their locations."""
         records = self.candidates()
         sizes, missing = whereabouts.missing(self.controller, records, self.name)
         return table_text(records, sizes=sizes, missing=missing, name=self.name, source=source)
@@ -310,7 +310,7 @@ class DebugPrompt:
 
 
 def _command(word: str, rest: str, text: str) -> m.Command:
-    """The command of a line: steps and values have their own commands, all other lines are pdb's."""
+    """Returns the command of a line: steps and values have their own commands, all other lines are pdb's."""
     if ";;" not in text:
         motion = _MOTIONS.get(word)
         if motion == "until" and rest.isdecimal():
@@ -331,7 +331,7 @@ def _key(record: Stopped) -> tuple[str, int, str]:
 def _moves_text(
     before: Sequence[Stopped], now: Sequence[Stopped], end_reason: Callable[[str], str], name: FileName = short
 ) -> str:
-    """A line for each new location, for ranks whose endpoint has ended, and for ranks that still run.
+    """Returns a line for each new location, for ranks whose endpoint has ended, and for ranks that still run.
 
     `now` are all stopped ranks; `end_reason(session)` is the reason why a session cannot stop again, "" if it can.
     """

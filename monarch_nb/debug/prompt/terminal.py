@@ -37,7 +37,7 @@ class Terminal(Protocol):
         """Called when a question has become useless, since no rank is stopped any more."""
 
     def ask(self, prompt: str, useless: Callable[[], bool] = ...) -> str:
-        """A typed line. Raises NoPrompt, EOFError, KeyboardInterrupt; NothingToAsk if it can detect that the question
+        """Reads a line. Raises NoPrompt, EOFError, KeyboardInterrupt; NothingToAsk if it can detect that the question
         is `useless()`.
         """
 
@@ -74,7 +74,7 @@ class ScriptTerminal:
         """Does nothing: a terminal has no other view."""
 
     def ask(self, prompt: str, useless: Callable[[], bool] = lambda: False) -> str:
-        """A typed line; waits even if it becomes useless. Raises NoPrompt, EOFError, KeyboardInterrupt."""
+        """Returns a typed line; waits even if it becomes useless. Raises NoPrompt, EOFError, KeyboardInterrupt."""
         if not self.can_ask:
             raise NoPrompt
         return input(prompt)

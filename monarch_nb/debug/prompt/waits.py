@@ -66,7 +66,7 @@ class WaitPrompt(waiting.WaitObserver):
     # -- waits --------------------------------------------------------------------------------------------------------
 
     def tick(self, future: Future[object], seconds: float) -> None:
-        """A tick of a wait, on the waiting thread. Raises StoppedAtBreakpoint."""
+        """Handles a tick of a wait, on the waiting thread. Raises StoppedAtBreakpoint."""
         if not asking.waiting and self._may_ask():
             self.check(future)
 
@@ -165,7 +165,7 @@ class WaitPrompt(waiting.WaitObserver):
         return self._how.replace("NAME", records[0].name)
 
     def error(self, future: Future[Any], records: list[Stopped]) -> StoppedAtBreakpoint:
-        """The exception of a call where no prompt can be shown."""
+        """Returns the exception of a call where no prompt can be shown."""
         self._shown |= set(map(_stop, records))
         table = DebugPrompt(self.controller, lambda: records, self._name).table()
         progress = future.progress_text() or "the call waits"

@@ -24,7 +24,7 @@ class StackGroup:
 
     @property
     def first(self) -> Stopped:
-        """The lowest rank, which stands for all."""
+        """The lowest rank, which represents all."""
         return self.records[0]
 
     @property
@@ -46,7 +46,7 @@ class StackGroup:
 
 
 def grouped(records: Iterable[Stopped]) -> list[StackGroup]:
-    """The groups, the largest of each mesh first."""
+    """Returns the groups, the largest of each mesh first."""
     by_place: dict[object, list[Stopped]] = {}
     for record in sorted(records, key=lambda record: (record.rank, record.session)):
         frame = record.frame
@@ -57,7 +57,7 @@ def grouped(records: Iterable[Stopped]) -> list[StackGroup]:
 
 
 def ranks_of(records: Sequence[Stopped]) -> str:
-    """The places of ranks of one mesh: `gpus=0-2,5`; "" for an actor that is alone."""
+    """Returns the places of ranks of one mesh: `gpus=0-2,5`; "" for an actor that is alone."""
     if not records or not records[0].labels:
         return ""
     is_complete = {len(record.point) for record in records} == {len(records[0].labels)}
@@ -97,7 +97,7 @@ class StackNode:
 
 
 def tree(stacks: Iterable[tuple[str, Sequence[Frame]]]) -> list[StackNode]:
-    """The tree of some stacks (outermost first), each of which has an owner."""
+    """Returns the tree of some stacks (outermost first), each of which has an owner."""
     root: dict[tuple[str, int, str], StackNode] = {}
     for owner, stack in stacks:
         level = root
@@ -115,7 +115,7 @@ def _sorted(level: dict[tuple[str, int, str], StackNode]) -> list[StackNode]:
 def tree_text(
     nodes: Sequence[StackNode], label: Callable[[Sequence[str]], str], name: FileName = short, indent: str = ""
 ) -> list[str]:
-    """A tree as lines: count, function and location, and the owners, by `label`, at branches and ends."""
+    """Returns a tree as lines: count, function and location, and the owners, by `label`, at branches and ends."""
     lines = []
     for node in nodes:
         below = node.children

@@ -19,7 +19,7 @@ Pair = tuple[Stopped, CommandAnswer]
 
 
 def answer_text(answer: CommandAnswer) -> str:
-    """An answer as text."""
+    """Returns an answer as text."""
     parts = [answer.text.rstrip("\n")] if answer.text.strip() else []
     if answer.value is not None:
         parts.append(answer.value.text)
@@ -60,7 +60,7 @@ def merged(pairs: Sequence[Pair]) -> list[MergedAnswer]:
 
 
 def merged_variables(answers: Mapping[int, NamespaceVariables]) -> dict[str, list[tuple[NamespaceVariable, list[int]]]]:
-    """The variables of ranks by name: each value once, the commonest first, with the ranks that have it."""
+    """Returns the variables of ranks by name: each value once, the most frequent first, with the ranks that have it."""
     rows: dict[str, dict[NamespaceVariable, list[int]]] = {}
     for rank in sorted(answers):
         for variable in answers[rank].variables:
@@ -69,7 +69,7 @@ def merged_variables(answers: Mapping[int, NamespaceVariables]) -> dict[str, lis
 
 
 def ranks_text(records: Sequence[Stopped], among: Sequence[Stopped]) -> str:
-    """The ranks, in the shortest clear form."""
+    """Returns the ranks, in the shortest clear form."""
     return ranks_of(records) if len({record.mesh for record in among}) == 1 else named(records)
 
 
@@ -95,7 +95,7 @@ def merged_text(pairs: Sequence[Pair]) -> str:
 
 
 def number_of(value: Value | None) -> float | None:
-    """The number that stands for a value: of a tensor its mean, NaN where it holds any."""
+    """Returns the number that represents a value: of a tensor its mean, NaN if it contains any."""
     if value is None:
         return None
     if value.number is not None:
@@ -180,7 +180,7 @@ def watch_text(expression: str, pairs: Sequence[Pair]) -> str:
 
 
 def plain(value: Value | None) -> Any:
-    """A value for programs: its number where it has one, else its text."""
+    """Returns a value for programs: its number where it has one, else its text."""
     if value is None:
         return None
     if value.type == "int" and value.number is not None and abs(value.number) < 2**53:

@@ -11,7 +11,7 @@ _DIM = re.compile(r"([^\W\d]\w*)=(\S+)", re.ASCII)
 
 
 def pick(records: Sequence[Stopped], text: str) -> list[Stopped]:
-    """The selected ranks. Raises DebugError for none, or for invalid text."""
+    """Returns the selected ranks. Raises DebugError for none, or for invalid text."""
     words = text.replace("[", " ").replace("]", " ").split()
     picked = list(records)
     for word in words:

@@ -35,7 +35,7 @@ def picture_of(
     name: FileName = short,
     index: Callable[[Stopped], int] = lambda record: record.rank,
 ) -> Picture:
-    """The document of all stopped ranks: `groups`, `tree`, `missing`. `index` gives a rank's index in its mesh."""
+    """Returns the document of all stopped ranks: `groups`, `tree`, `missing`. `index` maps ranks to indices."""
     by_id = {record.session: record for record in records}
     nodes = tree((record.session, record.stack) for record in records)
     return {
@@ -117,7 +117,7 @@ def values_by_rank(expression: str, pairs: Sequence[Pair]) -> Picture:
 
 
 def variables_by_rank(pairs: Sequence[Pair]) -> list[Picture]:
-    """The local variables of ranks, each with its values by rank: numbers and tensors first, objects without
+    """Returns the local variables of ranks, each with its values by rank: numbers and tensors first, objects without
     a text of their own last; of each kind, different values first.
     """
     by_name: dict[str, list[Pair]] = {}

@@ -43,7 +43,7 @@ def table_text(
     name: FileName = short,
     source: bool = True,
 ) -> str:
-    """A line for each group, the other ranks, and the source around the line of the largest group.
+    """Returns a line for each group, the other ranks, and the source around the line of the largest group.
 
     `sizes` are those of whole meshes, by uid; `name` gives display names of files.
     """
@@ -80,7 +80,7 @@ def _row(group: StackGroup, size: int | None, name: FileName) -> tuple[str, str,
 
 
 def source_lines(record: Stopped) -> list[str]:
-    """The source around its line, which is marked."""
+    """Returns the source around its line, which is marked."""
     line = record.selected_frame.line
     last = record.first + len(record.source) - 1
     width = len(str(last))

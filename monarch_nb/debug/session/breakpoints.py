@@ -44,7 +44,7 @@ class SessionBreakpoint:
     _began: tuple[int, int] | None = None  # of a function: its first line, and its first executed line
 
     def is_at(self, location: SourceLocation) -> bool:
-        """True if it is at this line."""
+        """Returns whether the breakpoint is at this line."""
         if self.file != location.file:
             return False
         if not self.function:
@@ -123,7 +123,7 @@ class BreakpointTable:
         return added
 
     def get(self, number: int) -> SessionBreakpoint | None:
-        """A breakpoint by its number, None if it was removed."""
+        """Returns a breakpoint by its number, None if it was removed."""
         return self._by_number.get(number)
 
     def of(self, set_by: str) -> list[SessionBreakpoint]:
@@ -140,7 +140,7 @@ class BreakpointTable:
         self._files = frozenset(bp.file for bp in by_number.values())
 
     def has_file(self, file: str) -> bool:
-        """True if this file has any; fast."""
+        """Returns whether this file has any breakpoints; fast."""
         return file in self._files
 
     def hit(self, location: SourceLocation, evaluate: Evaluate) -> Hit:
@@ -183,7 +183,7 @@ def _holds(breakpoint: SessionBreakpoint, evaluate: Evaluate) -> tuple[bool, str
 
 
 def passed_often_enough(condition: str, passes: int) -> bool:
-    """True if a hit condition holds after so many passes: "3" and "== 3" at the third only, ">= 3" from the third on,
+    """Checks a hit condition after so many passes: "3" and "== 3" at the third only, ">= 3" from the third on,
     "% 3" at each third; an empty one always. Raises ValueError for anything else.
     """
     text = condition.strip()
@@ -211,7 +211,7 @@ def passed_often_enough(condition: str, passes: int) -> bool:
 
 
 def filled_in(message: str, evaluate: Evaluate) -> str:
-    """A log message with its expressions filled in, as in an f-string (`{loss:.3f}`); errors replace expressions."""
+    """Fills in the expressions of a log message, as in an f-string (`{loss:.3f}`); errors replace expressions."""
     parts: list[str] = []
     try:
         fields = list(string.Formatter().parse(message))

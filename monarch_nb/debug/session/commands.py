@@ -48,7 +48,7 @@ class Variables:
         self._numbers = itertools.count(1)
 
     def scopes(self, frame: int) -> tuple[Scope, ...]:
-        """The scopes of a frame."""
+        """Returns the scopes of a frame."""
         local_scope = self._scope("locals", frame)
         global_scope = self._scope("globals", frame)
         return (
@@ -68,7 +68,7 @@ class Variables:
         return number
 
     def locals(self, frame: int, names: Sequence[str] = ()) -> tuple[Variable, ...]:
-        """The local variables of a frame, or those with these names."""
+        """Returns the local variables of a frame, or those with these names."""
         items = tuple(self._frames.locals(frame).items())
         chosen = ((name, value) for name, value in items if (name in names if names else not name.startswith("__")))
         return self._variables(((name, value, name) for name, value in chosen), frame)
@@ -90,18 +90,18 @@ class Variables:
         return tuple(variables)
 
     def variable(self, name: str, value: Any, expression: str, frame: int, value_text: Value | None = None) -> Variable:
-        """A variable for sending, with a number if it has children; `value_text` is its value, if computed already."""
+        """Returns a variable for sending, with a number if it has children; `value_text` is its value, if known."""
         text = value_of(value) if value_text is None else value_text
         return Variable(name, text, *self.reference(value, expression, frame), expression)
 
     def reference(self, value: Any, expression: str, frame: int) -> tuple[int, int, int]:
-        """A number for a value with children, else 0; the number of named children, and of elements."""
+        """Returns a number for a value with children, else 0; the number of named children, and of elements."""
         named, indexed = _counts(value)
         number = self._add(_Holder(value, expression, frame)) if named or indexed else 0
         return number, named, indexed
 
     def children(self, number: int, start: int = 0, count: int = 0) -> tuple[tuple[Variable, ...], int]:
-        """A page of children, and their total. Raises LookupError for an unknown number."""
+        """Returns a page of children, and their total. Raises LookupError for an unknown number."""
         holder = self._holder(number)
         if holder.scope:
             names = self._names(holder)
@@ -150,7 +150,7 @@ def _key(mapping: Mapping[object, object], name: str) -> object:
 
 
 def _counts(value: object) -> tuple[int, int]:
-    """Number of named and of numbered children of a value."""
+    """Returns the number of named and of numbered children of a value."""
     if issubclass(type(value), _LEAVES):
         return 0, 0
     if _is_tensor(value):
@@ -163,7 +163,7 @@ def _counts(value: object) -> tuple[int, int]:
 
 
 def _is_tensor(value: object) -> bool:
-    """True for a tensor or an array, which are described by their properties, not by their elements."""
+    """Returns whether a value is a tensor or an array, which are described by properties, not by elements."""
     from_library = type(value).__module__.partition(".")[0] in ("torch", "numpy")
     return from_library and hasattr(value, "shape") and hasattr(value, "dtype")
 
@@ -200,7 +200,7 @@ def _children(value: object, expression: str) -> Iterator[Child]:
 
 
 def _is_short(key: object) -> bool:
-    """True if a key can be written into an expression."""
+    """Returns whether a key can be written into an expression."""
     return isinstance(key, int) and -_LARGEST < key < _LARGEST if not isinstance(key, str) else len(key) <= 200
 
 
@@ -251,7 +251,7 @@ class Commands:
         }
 
     def carry_out(self, command: m.Command) -> m.CommandAnswer:
-        """The answer to a command, without printed output and location. It reports what the user's code raises;
+        """Returns the answer to a command, without printed output and location. It reports what the user's code raises;
         raises CommandTimeout and KeyboardInterrupt.
         """
         try:

@@ -105,7 +105,7 @@ class BreakpointSets:
 
 
 def _local_file(file: str) -> str:
-    """The name of a file in this process: an earlier kernel may have run the same cell."""
+    """Returns the name of a file in this process: an earlier kernel may have run the same cell."""
     if file in linecache.cache or not _CELL.search(file):
         return file
     _, separator, name = file.rpartition(os.sep)
@@ -118,7 +118,7 @@ def _has_any(breaks: BreakSet) -> bool:
 
 
 def _actor_record(cell: ActorCell) -> Stopped:
-    """An actor as a record that rank selections can be matched with."""
+    """Returns an actor as a record that rank selections can be matched with."""
     point = cell.instance.rank
     return Stopped(
         session="",
@@ -242,11 +242,11 @@ class Debuggers:
     # -- queries ------------------------------------------------------------------------------------------------------
 
     def of_session(self, session: str) -> ThreadDebugger | None:
-        """The debugger of a session."""
+        """Returns the debugger of a session."""
         return self._by_session.get(session)
 
     def of_actor(self, mesh: str, rank: int) -> tuple[ThreadDebugger, object]:
-        """The debugger of an actor's thread, and the actor. Raises LookupError."""
+        """Returns the debugger of an actor's thread, and the actor. Raises LookupError."""
         cell = self._runtime.cells.get((mesh, rank))
         if cell is None or cell.obj is None:
             raise LookupError("this process has no such actor, or its __init__ still runs")
@@ -315,7 +315,7 @@ class Debuggers:
             logger.debug("%s could not be sent", verb.name, exc_info=True)
 
     def verdict(self) -> str:
-        """The fate of stopped threads without a controller: "" while the lease holds, then "resume" or "end"."""
+        """Returns the fate of stopped threads without controller: "" during the lease, then "resume" or "end"."""
         if self._runtime.part(MeshRegistry).is_left:
             self.renew_lease()  # the lease of the mesh counts, until a controller attaches
         if time.monotonic() - self._controller_seen < settings.debug_lease:
@@ -341,7 +341,7 @@ def _cell_of(instance: Instance) -> ActorCell | None:
 
 
 def _identity(runtime: Runtime, cell: ActorCell | None, thread: threading.Thread, session: str, number: int) -> Stopped:
-    """A thread before it has stopped; `cell` is the actor that it runs, if any."""
+    """Returns a thread before it has stopped; `cell` is the actor that it runs, if any."""
     context = current.get() or runtime.root_context
     if cell is None:
         uid, rank, incarnation = parse_address(runtime.address).place
@@ -376,7 +376,7 @@ def _identity(runtime: Runtime, cell: ActorCell | None, thread: threading.Thread
 
 
 def _home_of(runtime: Runtime) -> str:
-    """The process that has started this one, or this process if it is the root."""
+    """Returns the process that has started this one, or this process if it is the root."""
     home = runtime.part(MeshRegistry).started_by
     if home:
         return home

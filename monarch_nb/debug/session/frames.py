@@ -64,7 +64,7 @@ class Frames:
         return len(self.entries)
 
     def frame(self, index: int) -> types.FrameType:
-        """A frame by its index."""
+        """Returns a frame by its index."""
         return self.entries[index][0]
 
     def locals(self, index: int) -> Any:
@@ -74,11 +74,11 @@ class Frames:
         return self._locals[index]
 
     def names(self, index: int) -> Mapping[str, Any]:
-        """All names of a frame in one dictionary, so that comprehensions see them, too."""
+        """Returns all names of a frame in one dictionary, so that comprehensions see them, too."""
         return {**self.frame(index).f_globals, **self.locals(index)}
 
     def evaluate(self, expression: str, index: int) -> object:
-        """The value of an expression; raises what it raises."""
+        """Returns the value of an expression; raises its errors."""
         code = compile(expression.strip(), FILE, "eval")
         with _redirected(self._out):
             return eval(code, dict(self.names(index)))
@@ -105,7 +105,7 @@ class Frames:
 
 
 def is_expression(text: str) -> bool:
-    """True for an expression; text that is neither expression nor statements counts as statements."""
+    """Returns whether a text is an expression; invalid text counts as statements."""
     try:
         compile(text.strip(), FILE, "eval")
     except SyntaxError:

@@ -175,7 +175,7 @@ def _scopes(obj: Any, first: str) -> list[Any]:
 
 
 def _imported(names: list[str], spec: str) -> object:
-    """The object with a full name, whose module is imported; None if there is no such module."""
+    """Returns the object with a full name, whose module is imported; None if there is no such module."""
     for length in range(len(names) - 1, 0, -1):
         name = ".".join(names[:length])
         try:
@@ -204,7 +204,7 @@ def _lookup(scope: object, names: list[str]) -> object:
 
 
 def _file_of(name: str, obj: object) -> str:
-    """The file of code in this process that a short name stands for. Raises LookupError."""
+    """Returns the file of code in this process that a short name stands for. Raises LookupError."""
     if os.path.isabs(name) or name.startswith("<"):
         return name
     files = {getattr(module, "__file__", None) or "" for module in tuple(sys.modules.values())}
@@ -223,7 +223,7 @@ def _file_of(name: str, obj: object) -> str:
 
 
 def _threads(cells: Iterable[ActorCell]) -> tuple[ThreadRecord, ...]:
-    """The threads of this process except the engine's; `cells` are its actors."""
+    """Returns the threads of this process except the engine's; `cells` are its actors."""
     frames = sys._current_frames()
     by_thread = {cell.executor.thread.ident: cell for cell in cells}
     records = []
@@ -252,7 +252,7 @@ def _threads(cells: Iterable[ActorCell]) -> tuple[ThreadRecord, ...]:
 
 
 def _without_wait(stack: list[stacks.Entry]) -> list[stacks.Entry]:
-    """The stack without the library's innermost frames, such as the internals of `.get()`."""
+    """Returns the stack without the library's innermost frames, such as the internals of `.get()`."""
     end = len(stack)
     while end and stacks.is_engine(stack[end - 1][0]):
         end -= 1

@@ -46,7 +46,7 @@ State = RunningThread | Stepping | Paused
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """How the thread resumes: to a breakpoint, or by a step that counts from a frame, and until a line."""
+    """The way the thread resumes: to a breakpoint, or by a step that counts from a frame, and until a line."""
 
     motion: Motion
     frame: int
@@ -90,7 +90,7 @@ class DebugMachine:
         return isinstance(self.state, RunningThread) and not (self.breakpoints or self.raised or self.pausing)
 
     def at(self, location: SourceLocation, evaluate: Evaluate) -> Hit:
-        """A line is about to be run: returns whether a breakpoint stops there."""
+        """Handles the event before a line: returns whether a breakpoint stops there."""
         if self.standing is not None:
             return Hit()
         hit = self.breakpoints.hit(location, evaluate)
@@ -99,7 +99,7 @@ class DebugMachine:
         return hit
 
     def stops(self, event: Event, depth: int, selected: int, *, reason: str = "", note: str = "") -> Paused | None:
-        """The thread stops with `depth` frames, one selected. Returns None if it is stopped already, and runs an
+        """Stops the thread, with `depth` frames, one selected. Returns None if it is stopped already, and runs an
         evaluated expression, or if the cause of the stop was removed in the meantime.
         """
         if self.standing is not None:
@@ -138,11 +138,11 @@ class DebugMachine:
         return line
 
     def cannot_jump(self, reason: str) -> None:
-        """The line could not be set: the next stop reports it."""
+        """Records that the line could not be set: the next stop reports it."""
         self._note = f"jump failed: {reason}"
 
     def outermost_returns(self) -> bool:
-        """The thread leaves the user's code: returns whether it was in a step, which is cancelled."""
+        """Handles the end of the user's code: returns whether the thread was in a step, which is cancelled."""
         stepping = self.stepping
         if self.standing is None:
             self.state = RunningThread()

@@ -114,7 +114,7 @@ def variables(namespace: Mapping[str, object]) -> list[m.NamespaceVariable]:
 
 
 def _value_at(namespace: Mapping[str, object], path: Sequence[str]) -> object:
-    """The value of a path of names. Raises LookupError."""
+    """Returns the value of a path of names. Raises LookupError."""
     first, *rest = path
     value = namespace[first] if first in namespace else vars(builtins)[first]
     for name in rest:
@@ -131,7 +131,7 @@ def _is(value: object, kind: tuple[type, ...]) -> TypeGuard[Any]: ...
 
 
 def _is(value: object, kind: type | tuple[type, ...]) -> bool:
-    """Whether a value is of a type: `isinstance` also reads `__class__`, which may be code of the program."""
+    """Returns whether a value is of a type: `isinstance` also reads `__class__`, which may run code of the program."""
     return issubclass(type(value), kind)
 
 
@@ -187,7 +187,7 @@ def _signature(name: str, value: object) -> str:
 
 
 def _safe(value: object, nothing: object) -> object:
-    """A default or an annotation, or an ellipsis for it if its text would run code of the program."""
+    """Returns a default or an annotation, or an ellipsis for it if its text would run code of the program."""
     is_safe = value is nothing or type(value) in _PLAIN or _is(value, type) or type(value).__module__ in _TYPES
     return value if is_safe else _ELIDED
 
@@ -201,7 +201,7 @@ _ELIDED = _Elided()
 
 
 def _shown(value: object) -> str:
-    """The text of a value, or of its size, where that runs no code of the program."""
+    """Returns the text of a value, or of its size, where that runs no code of the program."""
     kind = type(value)
     if kind in (str, bytes) and isinstance(value, str | bytes) and not _is_brief(value):
         return f"{_cut(repr(value[: 2 * _SHOWN]))} ({len(value)} {'characters' if kind is str else 'bytes'})"
@@ -221,14 +221,14 @@ def _shown(value: object) -> str:
 
 
 def _is_brief(value: object) -> bool:
-    """Whether a plain value is small enough to be written out: Python refuses to write very large numbers."""
+    """Returns whether a plain value is small enough for its text: Python refuses to format very large numbers."""
     if isinstance(value, int):
         return value.bit_length() < _BITS
     return not isinstance(value, str | bytes) or len(value) <= _TEXT
 
 
 def _slot(value: object, name: str) -> object:
-    """An attribute of a tensor or an array that C stores; None for other values."""
+    """Returns an attribute of a tensor or an array that C stores; None for other values."""
     try:
         attribute = inspect.getattr_static(value, name)
         return attribute.__get__(value) if _is(attribute, _SLOTS) else None

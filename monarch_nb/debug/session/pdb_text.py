@@ -171,7 +171,7 @@ class PdbText(pdb.Pdb):
         return [_PdbBreakpoint(bp) for bp in self._table if (bp.file, bp.line) == (file, lineno)]
 
     def get_bpbynumber(self, arg: Any) -> Any:
-        """A breakpoint by its typed number. Raises ValueError."""
+        """Returns a breakpoint by its typed number. Raises ValueError."""
         if not arg:
             raise ValueError("Breakpoint number expected")
         try:
@@ -239,7 +239,7 @@ class PdbText(pdb.Pdb):
     # -- inspecting ---------------------------------------------------------------------------------------------------
 
     def default(self, line: str) -> None:
-        """A statement or an expression in the selected frame."""
+        """Runs a statement or an expression in the selected frame."""
         text = line[1:] if line[:1] == "!" else line
         try:
             if is_expression(text):

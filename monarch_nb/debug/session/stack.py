@@ -36,12 +36,12 @@ def _within(frame: types.FrameType, packages: Sequence[str]) -> bool:
 
 
 def is_engine(frame: types.FrameType) -> bool:
-    """True for a frame of the library."""
+    """Returns whether a frame is one of the library."""
     return _within(frame, _ENGINE)
 
 
 def is_users(frame: types.FrameType) -> bool:
-    """True for a frame of the user's code, neither of this library nor of an installed one."""
+    """Returns whether a frame is one of the user's code, neither of this library nor of an installed one."""
     return not is_engine(frame) and is_users_file(frame.f_code.co_filename)
 
 
@@ -73,7 +73,7 @@ def own_part(stack: Sequence[Entry]) -> int:
 
 
 def bottom_of(frame: types.FrameType) -> types.FrameType:
-    """The outermost frame of the user's code that `frame` runs in: the endpoint itself, mostly."""
+    """Returns the outermost frame of the user's code that `frame` runs in: usually the endpoint itself."""
     bottom, outer = frame, frame.f_back
     while outer is not None and not is_engine(outer):
         if not _within(outer, _PLUMBING):
@@ -83,7 +83,7 @@ def bottom_of(frame: types.FrameType) -> types.FrameType:
 
 
 def runs_for_user(frame: types.FrameType) -> bool:
-    """True if the user's code has called a frame, directly or through a library; false for frames of the event loop."""
+    """Returns whether the user's code has called a frame, also through a library, but not the event loop."""
     outer: types.FrameType | None = frame
     while outer is not None and not is_engine(outer):
         if not _within(outer, _PLUMBING):
@@ -93,7 +93,7 @@ def runs_for_user(frame: types.FrameType) -> bool:
 
 
 def walk(frame: types.FrameType | None) -> list[Entry]:
-    """The stack of a frame, outermost first."""
+    """Returns the stack of a frame, outermost first."""
     stack = []
     while frame is not None:
         stack.append((frame, frame.f_lineno or frame.f_code.co_firstlineno))
@@ -102,7 +102,7 @@ def walk(frame: types.FrameType | None) -> list[Entry]:
 
 
 def frames(stack: Sequence[Entry]) -> tuple[Frame, ...]:
-    """A stack as plain data."""
+    """Returns a stack as plain data."""
     return tuple(
         Frame(
             frame.f_code.co_filename,
@@ -115,7 +115,7 @@ def frames(stack: Sequence[Entry]) -> tuple[Frame, ...]:
 
 
 def around(frame: types.FrameType, line: int, *, span: int = AROUND) -> tuple[tuple[str, ...], int]:
-    """The lines of source around one, and the number of the first of them."""
+    """Returns the lines of source around one, and the number of the first of them."""
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     first = max(1, line - span)
     return tuple(text.rstrip("\n") for text in lines[first - 1 : line + span]), first
@@ -125,7 +125,7 @@ _checked: dict[tuple[str, float, types.CodeType], bool] = {}
 
 
 def has_changed(code: types.CodeType) -> bool:
-    """True if the file of a code object has changed: its displayed lines may be wrong."""
+    """Returns whether the file of a code object has changed: its displayed lines may be wrong."""
     try:
         modified = os.stat(code.co_filename).st_mtime
     except OSError:  # a cell, whose source was sent with it

@@ -74,7 +74,7 @@ class ThreadDebugger:
 
     def stop(self, frame: types.FrameType, reason: str) -> None:
         """Stops the calling thread at `frame`, now; returns when it is resumed. Raises QuitDebugger."""
-        if self.stopped:  # inside of what a command evaluates
+        if self.stopped:  # inside of a command's evaluation
             return
         self._tracer.pause()
         self._tracer.reset()
@@ -87,7 +87,7 @@ class ThreadDebugger:
         self._stand("failure", None, tb, reason=reason)
 
     def watched(self, method: Callable[..., object]) -> Callable[..., object]:
-        """The method of an endpoint, traced while it runs if anything can stop it."""
+        """Returns the method of an endpoint, traced while it runs if anything can stop it."""
         return method if self.machine.quiet else self._tracer.watched(method)
 
     def add_breakpoint(
@@ -131,7 +131,7 @@ class ThreadDebugger:
         return True
 
     def release(self) -> None:
-        """Resumes the thread, whoever holds it, and drops a step; frames of a failure stay open. From any thread."""
+        """Resumes the thread for any controller, and drops a step; frames of a failure stay open. From any thread."""
         with self._posting:
             standing = self.machine.standing
             if standing is None:
@@ -168,7 +168,7 @@ class ThreadDebugger:
         reason: str = "",
     ) -> None:
         """Reports the stop to the controller and carries out its commands; on the stopped thread."""
-        if self.stopped:  # inside of what a command evaluates
+        if self.stopped:  # inside of a command's evaluation
             return
         if frame is not None:
             self._tracer.bottom(stacks.bottom_of(frame))
@@ -215,7 +215,7 @@ class ThreadDebugger:
         )
 
     def post(self, command: m.Command, send: Send) -> bool:
-        """Hands a command to the stopped thread, which calls `send` once. False if it is not stopped."""
+        """Passes a command to the stopped thread, which calls `send` once. False if it is not stopped."""
         with self._posting:
             if not self.stopped:
                 return False
@@ -333,5 +333,5 @@ class ThreadDebugger:
 
 
 def _cut(text: str) -> str:
-    """A text of limited length: proxies of notebooks cut long messages."""
+    """Returns a text of limited length: proxies of notebooks cut long messages."""
     return text if len(text) <= MOST else f"{text[:MOST]}\n… {len(text) - MOST} more characters are not shown\n"

@@ -23,7 +23,7 @@ Arrived = Callable[[Event, types.FrameType, "types.TracebackType | None", str], 
 
 
 class Tracer(bdb.Bdb):
-    """Traces one thread for as long as something can stop it."""
+    """Traces one thread while anything can stop it."""
 
     if TYPE_CHECKING:  # bdb's own, which its types lack
 
@@ -83,7 +83,7 @@ class Tracer(bdb.Bdb):
             sys.settrace(self.trace_dispatch)
 
     def watched(self, method: Callable[..., Any]) -> Callable[..., object]:
-        """A method that is traced while it runs."""
+        """Returns a method that is traced while it runs."""
         if inspect.iscoroutinefunction(method):
 
             async def run_async(*args: object, **kwargs: object) -> object:
@@ -124,18 +124,18 @@ class Tracer(bdb.Bdb):
     # -- questions of bdb ---------------------------------------------------------------------------------------------
 
     def stop_here(self, frame: types.FrameType) -> bool:
-        """True if a step ends in a frame; steps do not enter the event loop while an endpoint waits."""
+        """Returns whether a step ends in a frame; steps do not enter the event loop while an endpoint waits."""
         ends: bool = super().stop_here(frame)
         return ends and (self.stopframe is not None or runs_for_user(frame))
 
     def break_anywhere(self, frame: types.FrameType) -> bool:
-        """True for a frame that is traced though no step goes through it."""
+        """Returns whether a frame is traced although no step goes through it."""
         if self._machine.breakpoints.has_file(self.canonic(frame.f_code.co_filename)):
             return True
         return (self._machine.raised or self._machine.pausing) and is_users(frame)
 
     def break_here(self, frame: types.FrameType) -> bool:
-        """True if a breakpoint stops at the next line; log points print their messages there."""
+        """Returns whether a breakpoint stops at the next line; log points print their messages there."""
         code = frame.f_code
         file = self.canonic(code.co_filename)
         if self._machine.pausing and is_users(frame):
@@ -161,12 +161,12 @@ class Tracer(bdb.Bdb):
         return result
 
     def user_call(self, frame: types.FrameType, argument_list: None) -> None:
-        """A function is entered."""
+        """Handles the entry into a function."""
         if self.stop_here(frame):
             self._arrived("call", frame, None, "")
 
     def user_line(self, frame: types.FrameType) -> None:
-        """A line is about to be run."""
+        """Handles the event before a line."""
         line = self._machine.line_to_run()
         if line is not None:
             try:
@@ -179,12 +179,12 @@ class Tracer(bdb.Bdb):
         self._arrived("line", frame, None, "")
 
     def user_return(self, frame: types.FrameType, return_value: object) -> None:
-        """A function returns."""
+        """Handles the return from a function."""
         frame.f_locals["__return__"] = return_value
         self._arrived("return", frame, None, "")
 
     def user_exception(self, frame: types.FrameType, exc_info: Any) -> None:
-        """An exception passes a frame."""
+        """Handles an exception that passes a frame."""
         kind, error, tb = exc_info
         frame.f_locals["__exception__"] = kind, error
         inner = "Internal " if tb is None and kind is StopIteration else ""  # a generator has ended
@@ -205,7 +205,7 @@ class Tracer(bdb.Bdb):
 
 
 def _is_over(frame: types.FrameType) -> bool:
-    """True for a real return: coroutines that only wait have the same event."""
+    """Returns whether a return is real: coroutines that only wait have the same event."""
     if not frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
         return True
     instruction = next((i for i in dis.get_instructions(frame.f_code) if i.offset == frame.f_lasti), None)
@@ -213,7 +213,7 @@ def _is_over(frame: types.FrameType) -> bool:
 
 
 def _raised_here(error: Any, tb: types.TracebackType | None) -> bool:
-    """True if an exception has not passed a frame of the user's before this one."""
+    """Returns whether an exception has not passed a frame of the user's before this one."""
     if tb is None or isinstance(error, (StopIteration, StopAsyncIteration, GeneratorExit)):
         return False
     if not is_users(tb.tb_frame):

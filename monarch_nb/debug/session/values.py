@@ -17,7 +17,7 @@ _PATIENCE_S = 1.0  # for the work of a device; then its tensors are shown withou
 
 
 class _Repr(reprlib.Repr):
-    """Containers are cut before they are formatted, so that huge ones cost nothing."""
+    """A `Repr` that cuts containers before it formats them, so that huge ones cost nothing."""
 
     def __init__(self, much: bool) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class _Repr(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = LONGEST * (8 if much else 1)
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """The repr of values of other types; an error in it is described."""
+        """Returns the repr of values of other types; an error in it is described."""
         summary = tensor_of(x)
         if summary is not None:
             return describe(summary)
@@ -54,7 +54,7 @@ _short, _long = _Repr(much=False), _Repr(much=True)
 
 
 def shorten(value: object, *, much: bool = False) -> str:
-    """A value as text of limited length. Raises no errors of the value's own code."""
+    """Returns a value as text of limited length. Raises no errors of the value's own code."""
     kind = _long if much else _short
     try:
         text = text_of(kind.repr(value))
@@ -66,7 +66,7 @@ def shorten(value: object, *, much: bool = False) -> str:
 
 
 def value_of(value: Any, *, much: bool = False) -> Value:
-    """A value as it is sent. May take as long as the value's own `repr`."""
+    """Returns a value as it is sent. May take as long as the value's own `repr`."""
     name = type_name(value)
     tensor = tensor_of(value, most=None if much else MOST)
     number: float | None = None
@@ -86,7 +86,7 @@ def value_of(value: Any, *, much: bool = False) -> Value:
 
 
 def tensor_of(value: Any, most: int | None = MOST) -> Tensor | None:
-    """A summary of a torch tensor or a numpy array, of at most so many elements; None for everything else."""
+    """Returns a summary of a torch tensor or a numpy array, of at most so many elements; None for everything else."""
     module = full_name(value).partition(".")[0]
     if module not in ("torch", "numpy") or not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return None
@@ -100,7 +100,7 @@ def tensor_of(value: Any, most: int | None = MOST) -> Tensor | None:
 
 
 def _some_of(array: Any, most: int | None) -> tuple[Any, int]:
-    """A view of at most so many evenly spread elements, and the step between them."""
+    """Returns a view of at most so many evenly spread elements, and the step between them."""
     step = 1
     while most is not None and math.prod(array.shape) > most:
         longest = max(range(len(array.shape)), key=lambda dim: array.shape[dim])
@@ -110,7 +110,7 @@ def _some_of(array: Any, most: int | None) -> tuple[Any, int]:
 
 
 class _Devices:
-    """Whether a device has done the work of the calling thread.
+    """Waits for the work of the calling thread on devices, for a limited time.
 
     Reading a tensor waits for all earlier work. If that includes a collective that another rank has not joined, perhaps
     since it is stopped in the debugger too, the wait would not end.
@@ -206,7 +206,7 @@ def _rounded(plain: Any) -> Any:
 
 
 def describe(tensor: Tensor) -> str:
-    """A summary in one line."""
+    """Returns a summary in one line."""
     sizes = "×".join(map(str, tensor.shape)) or "scalar"
     words = [f"{tensor.dtype}[{sizes}]" + (f" on {tensor.device}" if tensor.device else "")]
     if tensor.pending:

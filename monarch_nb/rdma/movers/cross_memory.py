@@ -1,8 +1,8 @@
 """Between processes of one machine: the kernel copies from one address space into the other (process_vm_readv(2)).
 
-Nobody's help is needed. The mark of a region is looked at before and after the bytes, so a buffer that was dropped
-meanwhile is an error and never somebody else's bytes. A writer holds a lock, for as long as it writes, that keeps the
-owner from letting go of the memory (`monarch_nb.rdma.regions`).
+No other process helps. The mark of a region is read before and after the bytes, so a buffer that was dropped
+meanwhile is an error and never somebody else's bytes. While it writes, a writer holds a lock that keeps the
+owner from releasing the memory (`monarch_nb.rdma.regions`).
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from monarch_nb.rdma.movers.mover import CannotReachError, Move, is_of_host
 from monarch_nb.rdma.regions import MARK, for_reading_only, writing
 
 _PIECE = 16 << 20  # bytes the kernel copies between two checks of the limit
-_SMALL = 4096  # bytes up to which one system call brings all, to be looked at before they are handed on
+_SMALL = 4096  # bytes up to which one system call reads marks and bytes, which are checked before use
 _AT_ONCE = 256  # reads in one system call; each takes two of the kernel's 1,024 vectors
 _PR_SET_PTRACER, _ANY = 0x59616D61, 2**64 - 1  # <sys/prctl.h>
 _VECTOR = 16  # bytes of an iovec, <sys/uio.h>: an address and a size
@@ -61,7 +61,7 @@ _vectors = _Vectors()
 
 
 class CrossMemory:
-    """For buffers of processes on this machine whose memory the kernel lets this one reach."""
+    """Moves bytes of processes on this machine whose memory the kernel lets this process access."""
 
     alone = True
 
@@ -69,12 +69,12 @@ class CrossMemory:
         _let_others_in()
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
-        """From buffers of one process of this machine: one system call for a small one, two for up to 256."""
+        """Reads from buffers of one process of this machine: one system call for a small one, two for up to 256."""
         _check_host(moves)
         _each(moves, limit, _read)
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
-        """Into buffers of one process of this machine, whose memory stays meanwhile."""
+        """Writes into buffers of one process of this machine, whose memory stays meanwhile."""
         _check_host(moves)
         _each(moves, limit, _write)
 
@@ -139,7 +139,7 @@ def _read(moves: list[Move]) -> None:
 
 
 def _read_small(move: Move) -> None:
-    """The mark, the bytes and the mark again, in this order: they reach their place once both marks are right."""
+    """Reads the mark, the bytes and the mark again, in this order; copies the bytes into place if both are right."""
     room, handle, size = _vectors, move.handle, move.local.size
     mark, again = (room.marks_address, handle.mark, MARK), (room.marks_address + MARK, handle.mark, MARK)
     _call(_readv, handle, [mark, (room.small_address, handle.address + move.offset, size), again])
@@ -165,7 +165,7 @@ def check_offered(moves: Sequence[Move]) -> None:
 def written(moves: Sequence[Move]) -> Iterator[None]:
     """A block that writes to buffers, whose memory stays meanwhile.
 
-    Raises PermissionError for one that is read-only, BufferDroppedError for one that is not offered any more.
+    Raises PermissionError for a read-only buffer, BufferDroppedError for one that is no longer offered.
     """
     for move in moves:
         if for_reading_only(move.handle.secret):
@@ -179,7 +179,7 @@ def written(moves: Sequence[Move]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _staying(moves: Sequence[Move]) -> Iterator[bool]:
-    """A block during which the memory of buffers stays, unless it is about to go."""
+    """A block during which the memory of buffers stays; yields False if a buffer is being released."""
     first = moves[0].handle
     with contextlib.ExitStack() as stack:
         try:
@@ -205,7 +205,7 @@ def check_identity(handle: BufferHandle) -> None:
 
 def _check_host(moves: Sequence[Move]) -> None:
     if not is_of_host(moves):
-        raise CannotReachError  # without a text: the mover of GPUs says why it cannot
+        raise CannotReachError  # without a text: the mover of GPUs has the reason
     check_identity(moves[0].handle)
 
 

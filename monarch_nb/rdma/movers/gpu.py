@@ -1,4 +1,4 @@
-"""For buffers on a GPU that this process uses too: the owner's allocation is opened, and the device copies."""
+"""For buffers on a GPU that this process uses too: opens the owner's allocation, and copies on the device."""
 
 import contextlib
 import threading
@@ -36,18 +36,18 @@ class GpuMover:
         self._open: OrderedDict[tuple[str, bytes], _OpenAllocation] = OrderedDict()  # the least recently used first
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
-        """Copies, and then checks that all are offered: what is dropped stays open here, and may be used anew."""
+        """Copies, then checks that all are offered: a dropped buffer's allocation stays open, and may be reused."""
         with self._allocations(moves) as allocations:
             self._copy(moves, allocations, limit, write=False)
             check_offered(moves)
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
-        """Into buffers whose memory stays meanwhile."""
+        """Writes into buffers whose memory stays meanwhile."""
         with self._allocations(moves) as allocations, written(moves):
             self._copy(moves, allocations, limit, write=True)
 
     def close(self) -> None:
-        """Closes the allocations that nobody uses now; the others are closed with the process."""
+        """Closes the allocations that are not in use; the others are closed with the process."""
         with self._lock:
             self._evict(0)
 
@@ -70,11 +70,11 @@ class GpuMover:
 
     @contextlib.contextmanager
     def _allocations(self, moves: Sequence[Move]) -> Iterator[list[_OpenAllocation]]:
-        """The allocations of these buffers, which stay open during the block."""
+        """Yields the allocations of these buffers, which stay open during the block."""
         check_identity(moves[0].handle)
         gpu = driver()
         if gpu is None or not gpu.devices():
-            raise CannotReachError  # without a text: in a notebook that is as it must be
+            raise CannotReachError  # without a text: a process without a GPU is normal in a notebook
         allocations: list[_OpenAllocation] = []
         try:
             for move in moves:
@@ -116,7 +116,7 @@ class GpuMover:
         raise CannotReachError("it lies on a GPU that this process does not see")
 
     def _forget(self, process: str) -> None:
-        """Closes the allocations of a process that has ended, as far as they are not used now."""
+        """Closes the allocations of a process that has ended, except those in use."""
         with self._lock:
             self._close([key for key, allocation in self._open.items() if key[0] == process and not allocation.users])
 

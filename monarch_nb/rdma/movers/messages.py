@@ -1,4 +1,4 @@
-"""The last resort: bytes in runtime messages, which work wherever calls do and are encrypted like them."""
+"""The last resort: bytes in runtime messages, which work wherever calls work and are encrypted like them."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from monarch_nb.rdma.verbs import READ, WRITE, ReadRequest, TransferOutcome, Wri
 from monarch_nb.wire import Verb
 
 _PIECE = 1 << 20  # bytes in one message
-_UNDER_WAY = 4  # pieces at a time
+_UNDER_WAY = 4  # pieces in flight
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 

@@ -18,7 +18,7 @@ from monarch_nb.rdma.movers.mover import CannotReachError, Move, is_of_host
 from monarch_nb.rdma.verbs import LeaseReply, LeaseRequest, TransferOutcome
 from monarch_nb.runtime import Future
 
-_PIECE = 16 << 20  # bytes under way between two checks of the limit
+_PIECE = 16 << 20  # bytes in flight between two checks of the limit
 _AT_ONCE = 256  # moves
 _FIRST_S = 10.0  # for the first byte from a process, without which the devices are not connected
 _SPIN_S, _NAP_S = 0.001, 0.00005  # polling for the end: without pauses, then with
@@ -33,12 +33,12 @@ class _Peer:
     def __init__(self, agent: str) -> None:
         self.agent = agent
         self.granted: set[int] = set()  # regions that the agent has registered
-        self.reached = False  # a byte has arrived from there
+        self.reached = False  # a byte has arrived from the peer
         self.busy = 0  # transfers in progress
 
 
 class Nixl:
-    """Moves bytes between machines that both have an RDMA device, or between any if the settings name it."""
+    """Moves bytes between machines that both have an RDMA device, or between any if the settings name this mover."""
 
     alone = False
 
@@ -59,7 +59,7 @@ class Nixl:
         """Does nothing: the agent belongs to the fabric."""
 
     def _carry(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
-        """Transfers, with a second attempt on a new connection, since an existing one may have died."""
+        """Transfers bytes, with a second attempt on a new connection, since an existing one may have died."""
         if not is_of_host(moves):
             raise CannotReachError  # without a text: a GPU's memory is not registered with RDMA devices
         self._fabric.check(asked_for=self._asked_for())

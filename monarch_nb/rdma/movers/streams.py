@@ -28,19 +28,19 @@ class Streams:
     alone = False
 
     def __init__(self, dial: Callable[[BufferHandle, Limit], StreamAddresses], parallel: Callable[[], int]) -> None:
-        self._dial = dial  # asks the owner where it listens
+        self._dial = dial  # asks the owner for its addresses
         self._parallel = parallel
         self._lock = threading.Lock()
         self._listening: dict[str, StreamAddresses] = {}
         self._idle: dict[str, list[socket.socket]] = {}
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
-        """From the owner's memory into that of this process."""
+        """Reads from the owner's memory into that of this process."""
         for move in moves:
             self._move(move, READ, limit)
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
-        """From memory of this process into the owner's."""
+        """Writes memory of this process into the owner's."""
         for move in moves:
             self._move(move, WRITE, limit)
 
@@ -54,7 +54,7 @@ class Streams:
                 connection.close()
 
     def forget(self, process: str) -> None:
-        """A process has ended: its streams have, too."""
+        """Closes the streams of a process that has ended."""
         with self._lock:
             self._listening.pop(process, None)
             connections = self._idle.pop(process, [])
@@ -124,7 +124,7 @@ class Streams:
             raise
 
     def _cut_error(self, handle: BufferHandle, limit: Limit, error: BaseException) -> Exception:
-        """The error for a stream that was cut in a transfer: the buffer was dropped, or its process is lost."""
+        """Returns the error for a stream that was cut in a transfer: the buffer was dropped, or its process is lost."""
         with contextlib.suppress(StreamError, CannotReachError, OSError):
             probe = self._open(handle, limit)
             with probe:
@@ -184,7 +184,7 @@ class Streams:
 
 
 def _ended(idle: Sequence[socket.socket]) -> list[socket.socket]:
-    """Streams with something to read, which can only be the end."""
+    """Returns the streams with something to read, which can only be the end."""
     poller = select.poll()
     for connection in idle:
         poller.register(connection, select.POLLIN)

@@ -1,4 +1,4 @@
-"""Saves sharded tensors to the workers' disks, and restores them, also on a mesh of another shape."""
+"""Checkpoints of sharded tensors on the workers' disks, restored also on a mesh of another shape."""
 
 from monarch_nb.tensor.checkpoints.checkpoints import CheckpointError, Checkpoints
 

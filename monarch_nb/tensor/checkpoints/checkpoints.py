@@ -1,4 +1,4 @@
-"""`monarch.checkpoint`: saves a model and its optimizer while it is trained, and restores them."""
+"""`monarch.checkpoint`: saves a model and its optimizer during training, and restores them."""
 
 import os
 import pickle
@@ -55,7 +55,7 @@ def _split(state: object, path: str = "") -> tuple[object, dict[str, MeshTensor]
 
 
 def _restored_state(rest: object, tensor: Callable[[TensorPlaceholder], object]) -> object:
-    """The state again, with `tensor(placeholder)` in place of each placeholder."""
+    """Returns the state with `tensor(placeholder)` in place of each placeholder."""
     if isinstance(rest, TensorPlaceholder):
         return tensor(rest)
     if isinstance(rest, dict):
@@ -128,7 +128,7 @@ class Checkpoints:
     # -- saving -----------------------------------------------------------------------------------------------------
 
     def step(self, number: int) -> bool:
-        """Saves after each `every`-th step; call it with the number of each step that is done. Whether it saved."""
+        """Saves after each `every`-th step; to be called with the number of each step. Returns whether it saved."""
         if self._every is None or number % self._every:
             return False
         self.save(number)
@@ -136,8 +136,8 @@ class Checkpoints:
 
     def save(self, number: int) -> None:
         """Saves now, as step `number`. Does not block: workers copy their shards in order with the operations, and
-        write the copies while they go on. Those in memory replace the last ones, once all ranks have made them, which
-        blocks.
+        write the copies while they continue. Copies in memory replace the last ones once all ranks have made them,
+        which blocks.
 
         Raises ContentsLostError where contents are lost.
         """
@@ -169,7 +169,7 @@ class Checkpoints:
     # -- restoring --------------------------------------------------------------------------------------------------
 
     def restore(self, step: int | None = None) -> int | None:
-        """Restores the latest complete checkpoint, or that of a step; returns its step, None where there is none.
+        """Restores the latest complete checkpoint, or that of a step; returns its step, None without one.
 
         The mesh may have another shape than the one it was saved from. Blocks. Raises CheckpointError where it does not
         fit, DeviceMeshError where the mesh is broken: heal it first; ContentsLostError where copies in memory are lost.
@@ -203,7 +203,7 @@ class Checkpoints:
         return number
 
     def _find(self, stream: Stream, step: int | None) -> tuple[int, bytes] | None:
-        """The step of the checkpoint to restore, and its state without sharded tensors."""
+        """Returns the step of the checkpoint to restore, and its state without sharded tensors."""
         copies = self._copies
         if self.folder is not None:
             stream.run_everywhere(RunFunction(workers.finished, (self.folder,), {}))  # ends a save in progress

@@ -21,8 +21,8 @@ from monarch_nb.runtime import current_runtime
 from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.propagation import one_piece_each, placed_otherwise
 
-_saves: dict[str, "Save"] = {}  # the last one into each folder
-_groups: dict[str, tuple[int, dist.ProcessGroup]] = {}  # by mesh, of a generation
+_saves: dict[str, "Save"] = {}  # by folder, the last save
+_groups: dict[str, tuple[int, dist.ProcessGroup]] = {}  # by mesh: generation and group
 REST = "controller.pickle"  # the state without sharded tensors
 _COMPLETE = re.compile(r"step-(\d+)")
 _ATTEMPT = re.compile(r"\.step-\d+\.\w+\.part")
@@ -43,7 +43,7 @@ def all_of(kind: type[T], value: object) -> Iterator[T]:
 
 
 def mapped(kind: type[T], function: Callable[[T], object], value: object) -> object:
-    """Copies the structure with `function(item)` for each item of a type."""
+    """Returns a copy of the structure with `function(item)` for each item of a type."""
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, dict):
@@ -65,7 +65,7 @@ class Save:
         self._thread.start()
 
     def wait(self) -> str:
-        """Blocks until this rank's part of it is done; returns its error, or ""."""
+        """Blocks until this rank's part is done; returns its error, or ""."""
         self._thread.join()
         return self.error
 
@@ -81,7 +81,7 @@ class Save:
 
 
 def save(state: dict[str, DTensor], folder: str, step: int, mark: str, rest: bytes, keep: int) -> None:
-    """Begins to save, when an earlier save into the folder is done. Raises RuntimeError where that one failed."""
+    """Starts to save, after an earlier save into the folder. Raises RuntimeError if that one failed."""
     error = finished(folder)
     _saves[folder] = Save(state, folder, step, mark, rest, keep)
     if error:
@@ -99,7 +99,7 @@ def finished(folder: str) -> str:
 
 
 def find(folder: str, step: int | None) -> tuple[int, bytes] | None:
-    """The step of a complete checkpoint, the latest or `step`, and its state without sharded tensors."""
+    """Returns the step of a complete checkpoint, the latest or `step`, and its state without sharded tensors."""
     steps = complete(folder)
     if step is None and steps:
         step = steps[-1]
@@ -116,9 +116,9 @@ def load(state: dict[str, DTensor], folder: str, step: int) -> None:
 
 
 def in_pieces(tensor: DTensor) -> DTensor:
-    """The tensor with one piece of the whole on each rank, as in files.
+    """Returns the tensor with one piece of the whole on each rank, as in files.
 
-    A new one where ranks hold several pieces, as of attention heads, or parts of a sum; all ranks call it then.
+    The result is new if ranks hold several pieces, as of attention heads, or parts of a sum; then all ranks call it.
     """
     pieces = one_piece_each(tensor.placements)
     return tensor if pieces == tuple(tensor.placements) else placed_otherwise(tensor, pieces)
@@ -126,7 +126,7 @@ def in_pieces(tensor: DTensor) -> DTensor:
 
 @contextmanager
 def read_in_pieces(state: State) -> Iterator[State]:
-    """The state to read into, of tensors in pieces; afterwards the values are copied into these tensors."""
+    """Yields the state to read into, of tensors in pieces; then copies the values into these tensors."""
     pairs: list[tuple[DTensor, DTensor]] = []
 
     def piecewise(tensor: DTensor) -> DTensor:
@@ -149,7 +149,7 @@ def _cpu_copy(tensor: DTensor) -> DTensor:
 
 
 def group_of(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, bool]:
-    """A group of the ranks of a mesh for files only, and whether this is its first rank."""
+    """Returns a group of the ranks of a mesh for files only, and whether this is its first rank."""
     ranks = mesh.mesh.flatten().tolist()
     member = current_runtime().feature(GROUPS).membership
     assert member is not None  # only ranks of a mesh save and load
@@ -163,12 +163,12 @@ def group_of(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, bool]:
 
 
 def attempt(folder: str, step: int, mark: str) -> Path:
-    """Path of an incomplete checkpoint."""
+    """Returns the path of an incomplete checkpoint."""
     return Path(folder) / f".step-{step:08}.{mark}.part"
 
 
 def complete(folder: str) -> list[int]:
-    """Steps of complete checkpoints, the oldest first."""
+    """Returns the steps of complete checkpoints, the oldest first."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -178,7 +178,7 @@ def complete(folder: str) -> list[int]:
 
 
 def path_of(folder: str, step: int) -> Path:
-    """Path of a complete checkpoint."""
+    """Returns the path of a complete checkpoint."""
     return Path(folder) / f"step-{step:08}"
 
 
@@ -190,14 +190,14 @@ def finish(written: Path, step: int, rest: bytes, keep: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     final = path_of(str(folder), step)
-    if final.exists():  # saved once more at the same step
+    if final.exists():  # saved before at the same step
         shutil.rmtree(final)
     os.replace(written, final)
     _sync(folder)
     for old in complete(str(folder))[:-keep]:
         shutil.rmtree(path_of(str(folder), old), ignore_errors=True)
     for name in os.listdir(folder):
-        if _ATTEMPT.fullmatch(name):  # of an interrupted save: saves run one after the other
+        if _ATTEMPT.fullmatch(name):  # left by an interrupted save, since saves run one after the other
             shutil.rmtree(folder / name, ignore_errors=True)
 
 

@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 def save(state_dict: State, path: str | os.PathLike[str]) -> None:
-    """Saves a state dict to a folder in the format of `torch.distributed.checkpoint`; blocks until it is there.
+    """Saves a state dict to a folder in the format of `torch.distributed.checkpoint`; blocks until it is complete.
 
     `state_dict` may be nested: {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}. All hosts
-    of the mesh have to see the folder; what was there before is replaced at the end. Raises TensorError for errors on
+    of the mesh have to see the folder; its earlier content is replaced at the end. Raises TensorError for errors on
     the workers, ContentsLostError where contents are lost: the folder is unchanged then.
     """
     path = os.path.abspath(path)
@@ -33,10 +33,10 @@ def save(state_dict: State, path: str | os.PathLike[str]) -> None:
 
 
 def load(state_dict: State, path: str | os.PathLike[str]) -> None:
-    """Loads what `save`, or `torch.distributed.checkpoint`, has written into a state dict of the same form, in place.
+    """Loads a checkpoint of `save`, or of `torch.distributed.checkpoint`, into a state dict of the same form, in place.
 
-    Tensors may be placed otherwise than when they were saved, on a mesh of another shape. Numbers and the like are
-    replaced in the dict: hand it to `load_state_dict` afterwards where there are such. Tensors whose contents are lost
+    Tensors may have other placements than when they were saved, on a mesh of another shape. Values such as numbers are
+    replaced in the dict: pass it to `load_state_dict` afterwards if it has such. Tensors whose contents are lost
     since the mesh was healed have contents again. Blocks; raises TensorError where the folder lacks a value.
     """
     stream = _stream(state_dict)
@@ -51,7 +51,7 @@ def run_on_shards(
 ) -> ValueMesh[T]:
     """Runs `function(tensors, *args)` in each process of a mesh, in order with the operations, on DTensors.
 
-    `written` says that it fills all of them, which may have lost their contents before. Blocks; returns the results.
+    `written`: the function fills all of them, which may have lost their contents before. Blocks; returns the results.
     Raises TensorError with the errors by rank, ContentsLostError.
     """
     stream = _stream(dict(tensors))

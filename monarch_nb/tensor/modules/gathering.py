@@ -1,6 +1,6 @@
-"""Gathers fully sharded parameters where modules use them: those of a layer by one collective.
+"""The gathering of fully sharded parameters where modules use them: those of a layer by one collective.
 
-The backward pass gathers again what it needs, a layer at a time.
+The backward pass gathers the parameters that it needs again, a layer at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ class _Regathered:
     """Parameters that backward passes have gathered again: of one call at a time, until the pass ends."""
 
     def __init__(self) -> None:
-        self._last: tuple[GatheredParameters, int, dict[int, MeshTensor]] | None = None  # with the pass, by index
+        self._last: tuple[GatheredParameters, int, dict[int, MeshTensor]] | None = None  # of a call and pass, by index
 
     def of(self, parameters: GatheredParameters) -> dict[int, MeshTensor]:
         """Returns the parameters of a call by index."""
@@ -81,9 +81,9 @@ class _GatherContext(torch.autograd.function.FunctionCtx):
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers parameters. Gradients stay as they are, partial, until all of the backward pass are summed into pieces.
+    """Gathers parameters. Gradients stay partial until all of the backward pass are summed into pieces.
 
-    Those that are added to earlier gradients are summed first, which takes one collective for all of them.
+    Those that are added to earlier gradients are summed first, by one collective for all of them.
     """
 
     @staticmethod
@@ -120,7 +120,7 @@ _gather: Callable[..., tuple[MeshTensor, ...]] = _Gather.apply
 
 
 class Gathering:
-    """The hooks of a module, whose parameters of these names are cut along these mesh dimensions.
+    """The hooks of a module that gather the parameters of these names, which are sharded along these mesh dimensions.
 
     While its `forward` runs, the modules in it have the gathered tensors as plain attributes, which hide their
     parameters. Names are those of `named_parameters()`.
@@ -155,7 +155,7 @@ class Gathering:
             for owner, name in owners:
                 owner.__dict__[name] = tensor
                 hidden.append((owner, name))
-        if not _has_hooks():  # else others own saved tensors, as activation checkpoints do, which run this again
+        if not _has_hooks():  # else others, such as activation checkpoints, own saved tensors, and run this again
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_Packing(parameters, gathered), _unpack))
 
     def _after(self, module: nn.Module, args: object, result: object) -> None:

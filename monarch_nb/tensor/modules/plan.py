@@ -1,4 +1,4 @@
-"""Sharding plans of modules, by patterns of names, and the tensor-parallel styles that a pattern can stand for."""
+"""Sharding plans of modules, by patterns of names, and the tensor-parallel styles that a pattern can have."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,13 @@ _DATA = re.compile(r"data|dp|ddp|fsdp|batch|replica|shard")
 _TENSOR = re.compile(r"model|tensor|tp|mp")
 _NAMED = ("data_parallel", "fully_sharded")
 AUTO = "auto"
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # that of a layer; none in a name like `w1`
-# Names of styles in `tp_plan`: along which dimension, counted from the end, parameters are cut that have at least two …
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # the number of a layer, not one in a name like `w1`
+# Styles in `tp_plan` that shard parameters of two or more dimensions: the dimension, counted from the end …
 _COLUMNS = {"colwise", "colwise_gather_output", "colwise_rep", "local_colwise"}
 _ROWS = {"rowwise", "rowwise_split_input", "rowwise_rep", "local_rowwise"}
-_PACKED = {"packed_colwise": -2, "packed_rowwise": -1, "local_packed_rowwise": -1}  # two, one after the other
+_PACKED = {"packed_colwise": -2, "packed_rowwise": -1, "local_packed_rowwise": -1}  # two stacked matrices
 _VECTORS = {"embedding_rowwise": -2, "embedding_colwise": -1}
-# … and styles of exchanges of gradients and sums only, which follow from the placements here.
+# … and styles that only exchange gradients and sums, which follow from the placements here.
 _NOTHING = {
     "replicate",
     "replicated_with_grad_allreduce",
@@ -49,7 +49,7 @@ _NOTHING = {
 }
 _SUMMED = {"all_reduce", "gather"}
 _EXPERTS = {"moe_tp_experts"}
-_FLOW = {*_NOTHING, *_SUMMED, *_EXPERTS, "sequence_parallel"}  # no parameter is cut
+_FLOW = {*_NOTHING, *_SUMMED, *_EXPERTS, "sequence_parallel"}  # no parameter is sharded
 _KNOWN = {*_COLUMNS, *_ROWS, *_PACKED, *_VECTORS, *_FLOW}
 _SHORT: dict[str, type[ParallelStyle]] = {
     "column": ColwiseParallel,
@@ -59,8 +59,8 @@ _SHORT: dict[str, type[ParallelStyle]] = {
 _ALSO = {"column": ", MultiheadAttention and the layers of PyTorch's transformers"}
 _R = Replicate()
 
-# Of MultiheadAttention: queries, keys and values are stacked in one weight, and each rank has its heads of all three,
-# which are strided shards.
+# For MultiheadAttention: one weight stacks queries, keys and values, and each rank has its heads of all three, which
+# are strided shards.
 _HEADS: dict[str, Placement] = {
     "in_proj_weight": _StridedShard(0, split_factor=3),
     "in_proj_bias": _StridedShard(0, split_factor=3),
@@ -96,8 +96,8 @@ class Style:
 def styles_of(style: str | ParallelStyle, path: str, module: nn.Module) -> dict[str, Style]:
     """Returns the styles of a module and its submodules by path.
 
-    "column" of PyTorch's layers of a transformer is attention with its heads cut, and the first of its two linear
-    layers by columns, the second by rows. Raises ValueError for a module that the style is not for.
+    "column" for PyTorch's layers of a transformer shards attention by heads, the first of its two linear
+    layers by columns, and the second by rows. Raises ValueError for a module that the style does not fit.
     """
     if style == "column":
         for kind, parts in _LAYERS.items():
@@ -158,19 +158,19 @@ def _cut(
 class Plan:
     """Sharding plan of a module.
 
-    `styles` says by pattern what is cut along the mesh dimension `tensor`: a pattern is the name of a module or of a
-    parameter, in which `*` stands for anything, and a later one overrides an earlier. It stands for "column" (the
+    `styles` maps patterns to sharding along the mesh dimension `tensor`: a pattern is the name of a module or of a
+    parameter, in which `*` matches anything, and a later one overrides an earlier. Its value is "column" (the
     outputs of a Linear, the columns of an Embedding), "row" (the inputs of a Linear, the vocabulary of an Embedding),
-    "sequence" (what norms and dropouts work on, along dimension 1), one of PyTorch's `ParallelStyle`s, or, for
-    parameters, a sharding spec. "column" of a MultiheadAttention cuts its heads, and of PyTorch's layers of
-    transformers all that they have. What no pattern names is whole on every rank. "auto" in the place of a mapping is
-    the plan that the model brings with it, as those of Transformers do in `tp_plan`.
+    "sequence" (the input of norms and dropouts, along dimension 1), one of PyTorch's `ParallelStyle`s, or, for
+    parameters, a sharding spec. "column" shards a MultiheadAttention by heads, and PyTorch's layers of
+    transformers entirely. Parameters that match no pattern are replicated. "auto" instead of a mapping is
+    the model's own plan, such as `tp_plan` of Transformers.
 
-    Batches are cut along the mesh dimensions `data`. With `fully_sharded`, parameters are cut along these, too: they
-    are gathered where a module uses them, and their gradients are summed up into shards.
+    Batches are sharded along the mesh dimensions `data`. With `fully_sharded`, parameters are sharded along these, too:
+    they are gathered where a module uses them, and their gradients are summed into shards.
 
-    None for `data` and `tensor` goes by the names of the mesh's dimensions: `data_parallel`, `dp`, `batch`… are for
-    data, `model_parallel`, `tensor`, `tp`… for tensors; where no name says so, data has what the other has not.
+    None for `data` and `tensor` chooses by the names of the mesh's dimensions: `data_parallel`, `dp`, `batch`… are for
+    data, `model_parallel`, `tensor`, `tp`… for tensors; without such names, data gets the remaining dimensions.
     """
 
     styles: Mapping[str, Entry] | str = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Plan:
 
     @classmethod
     def of(cls, plan: object) -> "Plan":
-        """The plan that is meant: a Plan, a mapping of patterns, "fully_sharded", or None for data-parallel.
+        """Returns the plan for a value: a Plan, a mapping of patterns, "fully_sharded", or None for data-parallel.
 
         Raises TypeError or ValueError for anything else.
         """
@@ -200,7 +200,7 @@ class Plan:
 
 
 class Resolved:
-    """A plan on one mesh, for one module. Raises ValueError where it does not fit the mesh or the module."""
+    """A plan on one mesh, for one module. Raises ValueError if it does not fit the mesh or the module."""
 
     def __init__(self, plan: Plan, layout: MeshLayout, module: nn.Module) -> None:
         self.layout = layout
@@ -275,7 +275,7 @@ class Resolved:
             self._cuts[f"{path}.{name}" if path else name] = cut
 
     def placements(self, name: str, shape: Sequence[int]) -> Placements:
-        """The placements of a parameter."""
+        """Returns the placements of a parameter."""
         if name in self._specs:
             return placements_of(self._specs[name], self.layout, len(shape))
         placements: list[Placement] = [Replicate()] * len(self.layout.shape)
@@ -364,7 +364,7 @@ def _sizes(layout: MeshLayout) -> str:
 
 
 def _own_plan(module: nn.Module) -> dict[str, Style]:
-    """Styles by path from the plans of a model and its submodels, or for PyTorch's layers if there is no plan.
+    """Returns styles by path from the plans of a model and its submodels, or for PyTorch's layers without a plan.
 
     Raises ValueError if there is neither, and for unknown styles.
     """
@@ -397,7 +397,7 @@ def _plan_of(module: nn.Module) -> Mapping[str, str]:
 
 
 def _styles(path: str, model: nn.Module, plan: Mapping[str, str]) -> dict[str, Style]:
-    """Styles by paths of modules; named parameters are added to the style of their module."""
+    """Returns styles by paths of modules; named parameters are added to the style of their module."""
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters(remove_duplicate=False))
     styles: dict[str, Style] = {}
@@ -444,7 +444,7 @@ def _module_style(style: str, path: str, module: nn.Module) -> Style:
 
 
 def _parameter_cut(style: str, path: str, parameter: torch.Tensor) -> Placement | None:
-    """The placement of a parameter along the tensor dimension; None if it is replicated."""
+    """Returns the placement of a parameter along the tensor dimension; None if it is replicated."""
     ndim = parameter.dim()
     if style in _COLUMNS:
         return Shard(max(ndim - 2, 0))

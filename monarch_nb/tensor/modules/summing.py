@@ -1,4 +1,4 @@
-"""Sums the gradients of modules over the ranks, many in one collective, during the backward pass."""
+"""The summing of gradients of modules over the ranks, many in one collective, during the backward pass."""
 
 import contextlib
 import weakref
@@ -13,7 +13,7 @@ from monarch_nb.tensor.handle import MeshTensor, finish_redistributions, redistr
 from monarch_nb.tensor.stream import Stream
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, as in PyTorch's DistributedDataParallel
-_NESTED = 8  # passes that are remembered: those that fail never end, and their gradients stay partial
+_NESTED = 8  # passes remembered; failed passes never end, and their gradients stay partial
 
 
 class BegunSums:
@@ -27,7 +27,7 @@ class BegunSums:
         self._pending = redistributed_together(self._grads, placements, pending=True)
 
     def finish(self) -> None:
-        """Waits for the sums, and gives them to the parameters. A gradient that has changed is summed again."""
+        """Waits for the sums, and assigns them to the parameters. A gradient that has changed is summed again."""
         sums = finish_redistributions(self._pending, self._grads)
         for (parameter, grad), version, summed in zip(self._pairs, self._versions, sums, strict=True):
             latest = parameter.grad
@@ -50,7 +50,7 @@ class BackwardPass:
         self._bytes, self._limit = 0, FIRST_BUCKET
 
     def add(self, parameter: MeshTensor, nbytes: int) -> None:
-        """Adds a parameter whose gradient is ready. A full bucket is begun, and the one before it awaited."""
+        """Adds a parameter whose gradient is ready. Starts the sum of a full bucket, and waits for the previous one."""
         self._waiting.append(parameter)
         self._bytes += nbytes
         if self._bytes >= self._limit:
@@ -82,7 +82,7 @@ class BackwardPass:
 class Summing:
     """Redistributes the gradients of a module to the placements of the parameters, by the end of a backward pass.
 
-    Until then a gradient is partial, as operations on it take into account.
+    Until then a gradient is partial, which operations on it take into account.
     """
 
     def __init__(self) -> None:
@@ -90,17 +90,17 @@ class Summing:
         self._passes: list[BackwardPass] = []  # the innermost last
 
     def watch(self, parameter: torch.Tensor) -> None:
-        """Includes a parameter. One that is frozen may be trained later."""
+        """Includes a parameter. A frozen one may be trained later."""
         if parameter.dtype.is_floating_point or parameter.dtype.is_complex:
             is_trained = parameter.requires_grad
-            parameter.requires_grad_(True)  # else PyTorch takes no hook
+            parameter.requires_grad_(True)  # else PyTorch accepts no hook
             parameter.register_hook(partial(self._before_accumulation, weakref.ref(parameter)))  # type: ignore[no-untyped-call]
             parameter.register_post_accumulate_grad_hook(self._after_accumulation)  # type: ignore[no-untyped-call]
             parameter.requires_grad_(is_trained)
 
     @staticmethod
     def _before_accumulation(reference: "weakref.ref[torch.Tensor]", added: object) -> None:
-        """Makes the gradient that another is added to partial, too, so that the sum takes no collective of its own."""
+        """Makes an existing gradient partial before another is added to it, so that one collective sums both."""
         parameter = reference()
         if parameter is None or not isinstance(added, MeshTensor) or added.requires_grad or added.meta.is_sharded:
             return
@@ -114,7 +114,7 @@ class Summing:
             return
         if grad.placements == parameter.placements:
             return
-        if grad.requires_grad:  # it is differentiated, too
+        if grad.requires_grad:  # the gradient is differentiated, too
             parameter.grad = grad.redistribute(parameter.placements)
             return
         task = torch._C._current_graph_task_id()

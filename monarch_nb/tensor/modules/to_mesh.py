@@ -1,4 +1,4 @@
-"""Brings modules to a mesh, where they are trained as in one process.
+"""The move of modules to a mesh, where they are trained as in one process.
 
 Parameters are sharded and sent, hooks place inputs and outputs, and fully sharded parameters are gathered for use.
 """
@@ -30,21 +30,21 @@ _RESETS = ("reset_parameters", "_reset_parameters")
 
 
 def module_to_mesh(module: Module, mesh: Mesh, plan: object = None) -> Module:
-    """Brings a module to a mesh and gives it back: its parameters are sharded tensors from then on.
+    """Moves a module to a mesh and returns it: its parameters are sharded tensors from then on.
 
-    `plan` is None for data-parallel (parameters whole on every rank, batches cut), "fully_sharded" (parameters cut,
-    too, and gathered where they are used), `{pattern: style}` for tensor-parallel, or a `Plan`, which has it all.
-    Gradients are summed up over the ranks in the backward pass (see `no_sync`). The module takes local tensors as
-    inputs, too, and cuts them as batches; everything else is sent with `monarch.distribute`. What is on the meta device
-    is made on the mesh, by the `reset_parameters` of its modules.
+    `plan` is None for data-parallel (parameters replicated, batches sharded), "fully_sharded" (parameters sharded,
+    too, and gathered where they are used), `{pattern: style}` for tensor-parallel, or a `Plan` for all of it.
+    Gradients are summed over the ranks in the backward pass (see `no_sync`). The module takes local tensors as
+    inputs, too, and shards them as batches; others are sent with `monarch.distribute`. Tensors on the meta device
+    are created on the mesh, by the `reset_parameters` of their modules.
 
-    Blocks while large parameters are on their way. Raises ValueError for a plan that does not fit; the module is then
-    as it was. Make the optimizer afterwards: it takes the parameters that are there.
+    Blocks while large parameters are being sent. Raises ValueError for a plan that does not fit; the module is then
+    unchanged. Create the optimizer afterwards, with the new parameters.
     """
     resolved = Resolved(Plan.of(plan), mesh.layout, module)
     _move_tensors(module, mesh, resolved)
     hooks = _hooks.setdefault(module, [])
-    while hooks:  # those of an earlier plan
+    while hooks:  # hooks of an earlier plan
         hooks.pop().remove()
     for layer in layers_of(module):
         hooks += _gather(layer, resolved, recurse=True)
@@ -67,7 +67,7 @@ def _gather(module: nn.Module, plan: Resolved, *, recurse: bool) -> list[Removab
 
 
 def _place_flow(module: nn.Module, style: Style, dim: int) -> list[RemovableHandle]:
-    """Registers hooks that place inputs and outputs of a module as its style says."""
+    """Registers hooks that place inputs and outputs of a module by its style."""
     hooks = []
     if any(style.inputs) or any(style.keywords.values()):
 
@@ -122,8 +122,8 @@ def _place(value: object, target: Placement | None, dim: int) -> object:
 def _move_tensors(module: nn.Module, mesh: Mesh, plan: Resolved) -> None:
     """Replaces the parameters and buffers of a module by sharded ones: all of them, or, on an error, none.
 
-    What is shared stays shared. What is on the meta device is made on the mesh, and `reset_parameters` of the module
-    that has it gives it its values. Raises ValueError where there is none, or where one tensor has two placements.
+    Shared tensors stay shared. Tensors on the meta device are created on the mesh, with values by `reset_parameters` of
+    their module. Raises ValueError if it has none, or if one tensor has two placements.
     """
     resets = _resets(module)
     converted: dict[int, tuple[torch.Tensor, Placements, str]] = {}
@@ -147,7 +147,7 @@ def _move_tensors(module: nn.Module, mesh: Mesh, plan: Resolved) -> None:
             )
         slots.append((owner, name, entry[0]))
     for owner, name, sharded in slots:
-        setattr(owner, name, sharded)  # modules that keep lists of their own see it so, too
+        setattr(owner, name, sharded)  # also seen by modules that keep lists of their own
     with torch.no_grad():
         for reset in resets:
             reset()
@@ -171,13 +171,13 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Ten
 
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters and buffers of a module without submodules."""
+    """Returns the parameters and buffers of a module without submodules."""
     kinds = (module.named_parameters, module.named_buffers)
     return [item for kind in kinds for item in kind(recurse=False, remove_duplicate=False)]
 
 
 def _resets(module: nn.Module) -> list[Callable[[], object]]:
-    """Methods that initialise tensors on the meta device, in module order."""
+    """Returns methods that initialise tensors on the meta device, in module order."""
     resets: list[Callable[[], object]] = []
     for path, owner in module.named_modules():
         empty = [name for name, tensor in _own_tensors(owner) if tensor.is_meta]

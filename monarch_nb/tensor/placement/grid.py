@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from monarch_nb.tensor.placement.placement import Placement, Span
 
-Segment = tuple[Span, ...]  # neighbours along a dimension that are drawn as one, mostly one span
-WHOLE: Segment = ((0, 1),)  # of a dimension that a tensor does not have
+Segment = tuple[Span, ...]  # adjacent spans of a dimension that are drawn as one, usually a single span
+WHOLE: Segment = ((0, 1),)  # for a dimension that a tensor does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +16,16 @@ class Grid:
     """Assignment of tensor dimensions to directions, with the blocks."""
 
     across: int | None  # the dimension of the tensor that runs across; None for a scalar
-    down: int | None  # that runs down; None for one dimension
-    deep: tuple[int, ...]  # those of which each slab has a part, outermost first
+    down: int | None  # the dimension that runs down; None for one dimension
+    deep: tuple[int, ...]  # the dimensions of which each slab has a part, outermost first
     columns: tuple[Segment, ...]
     rows: tuple[Segment, ...]
     slabs: tuple[tuple[Segment, ...], ...]  # a segment for each dimension in `deep`
     blocks: dict[tuple[Span, ...], int]  # by a span of each dimension of the tensor
-    whole: tuple[Span, ...]  # of every dimension, all of it
+    whole: tuple[Span, ...]  # the whole span of every dimension
 
     def at(self, slab: int, row: int, column: int) -> tuple[int, ...]:
-        """The blocks at a position, mostly one."""
+        """Returns the blocks at a position, usually one."""
         choices: list[Segment] = [(span,) for span in self.whole]
         for dim, segment in zip(self.deep, self.slabs[slab], strict=True):
             choices[dim] = segment
@@ -66,12 +66,12 @@ WHOLE_ONLY: tuple[Segment, ...] = (WHOLE,)
 
 
 def _cuts(placement: Placement, dim: int) -> list[Span]:
-    """The spans into which a dimension is cut, in their order."""
+    """Returns the spans into which a dimension is divided, in order."""
     return sorted({span for block in placement.blocks for span in block.spans[dim]})
 
 
 def _drawn_dims(shape: Sequence[int], cuts: Sequence[list[Span]], dims: int) -> list[int]:
-    """Dimensions of the tensor that are drawn: all cut ones, and the largest uncut ones up to `dims`."""
+    """Returns the dimensions that are drawn: all divided ones, and the largest undivided ones up to `dims`."""
     cut = [dim for dim in range(len(shape)) if len(cuts[dim]) > 1]
     uncut = sorted((dim for dim in range(len(shape)) if dim not in cut), key=lambda dim: (-shape[dim], -dim))
     return sorted(cut + uncut[: max(0, dims - len(cut))])

@@ -1,4 +1,4 @@
-"""A placement, drawn as coordinates that are independent of the front end: the tensor, the mesh, and a thumbnail."""
+"""Drawings of a placement, as coordinates that are independent of the front end: the tensor, the mesh, a thumbnail."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from monarch_nb.wire import size_text
 Point = tuple[float, float]
 Rgb = tuple[int, int, int]
 # Okabe and Ito's colours for all kinds of colour vision ("Color Universal Design", 2008), ordered so that neighbours
-# differ in lightness too; without black, and without yellow, which the light theme swallows.
+# differ in lightness too; without black, and without yellow, which is invisible in the light theme.
 _PALETTE: tuple[Rgb, ...] = (
     (0, 114, 178),
     (230, 159, 0),
@@ -25,9 +25,9 @@ _PALETTE: tuple[Rgb, ...] = (
     (213, 94, 0),
     (122, 122, 122),
 )
-# Of more than these, points along matplotlib's viridis (Smith, van der Walt, Firing 2015): lightness rises evenly.
+# For more, points along matplotlib's viridis (Smith, van der Walt, Firing 2015): lightness rises evenly.
 _GRADIENT: tuple[Rgb, ...] = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (236, 220, 60))
-_PALEST = 0.62  # how much white the last of the tints has
+_PALEST = 0.62  # share of white in the palest tint
 WHITE: Rgb = (255, 255, 255)
 
 
@@ -38,7 +38,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     y: float
     w: float
     h: float
-    fill: str = ""  # "" where nothing of the tensor is
+    fill: str = ""  # "" without a part of the tensor
     ink: str = ""
     text: str = ""
     blocks: tuple[int, ...] = ()
@@ -86,9 +86,9 @@ class BlockStyle(msgspec.Struct, frozen=True):
 
 
 def colour(point: Sequence[tuple[int, int]]) -> Rgb:
-    """The colour at a coordinate: (index, size) for each dimension that cuts.
+    """Returns the colour at a coordinate: (index, size) for each sharding dimension.
 
-    The first dimension gives the hue, the others together its paleness.
+    The first dimension determines the hue, the others together the paleness.
     """
     if not point:
         return _PALETTE[0]
@@ -107,14 +107,14 @@ def _mix(first: Rgb, second: Rgb, share: float) -> Rgb:
 
 
 def ink(ground: Rgb) -> Rgb:
-    """Black or white, whichever can be read on a ground: by its relative luminance (WCAG 2)."""
+    """Returns black or white, whichever is readable on a ground, by its relative luminance (WCAG 2)."""
     linear = [(part / 255) ** 2.2 for part in ground]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return (17, 17, 17) if luminance > 0.19 else WHITE
 
 
 def _css(rgb: Rgb) -> str:
-    """The colour in CSS notation."""
+    """Returns the colour in CSS notation."""
     return "#{:02x}{:02x}{:02x}".format(*rgb)
 
 
@@ -124,7 +124,7 @@ def _interpolate(colours: Sequence[Rgb], share: float) -> Rgb:
 
 
 def block_styles(placement: Placement) -> list[BlockStyle]:
-    """Colours of each block."""
+    """Returns the colours of each block."""
     styles = []
     for number in range(len(placement.blocks)):
         ground = colour(placement.colour_point(number))
@@ -144,7 +144,7 @@ def fits(text: str, width: float, height: float, size: float = 11) -> bool:
     return height >= size + 1 and len(text) * size * 0.58 + 5 <= width
 
 
-# -- the mesh: a cell for each rank in the colour of what it holds; the last dimension runs across ---------------------
+# -- the mesh: a cell for each rank in the colour of its block; the last dimension runs across ------------------------
 
 _MOST_CELLS = 512  # cells; with more ranks, those along the last dimensions share a cell
 _FOLDED = 16  # cells in a line of a mesh of one dimension
@@ -153,7 +153,7 @@ _GROUPS_WIDE = 420
 
 
 def mesh_drawing(placement: Placement) -> Drawing:
-    """The ranks of the mesh, each with its block."""
+    """Returns the ranks of the mesh, each with its block."""
     labels, sizes = list(placement.labels), list(placement.sizes)
     per_cell = 1
     while math.prod(sizes) > _MOST_CELLS and len(sizes) > 1:  # the ranks along the last dimensions share a cell
@@ -249,14 +249,14 @@ _WIDEST, _HIGHEST = 360.0, 240.0
 _FLAT = 44.0  # height of a tensor of one dimension
 _SLABS_WIDE = 440  # all slabs of a line
 _BLOCK_WIDE = 30  # of a slab with room for the numbers of ranks
-_MOST_PIECES = 400  # pieces that are drawn; neighbours are drawn as one where there are more
-_TICKED = 8  # segments with the numbers where they begin
-_SHEET = 6  # from sheet to sheet
+_MOST_PIECES = 400  # pieces that are drawn; more are merged with their neighbours
+_TICKED = 8  # segments with labels of their start
+_SHEET = 6  # distance between sheets
 _DEPTH = 12  # of a slab
 
 
 def tensor_drawing(placement: Placement, name: str = "") -> Drawing:
-    """The tensor, cut into its blocks."""
+    """Returns the tensor, divided into its blocks."""
     return _Tensor(placement, name).drawing()
 
 
@@ -327,7 +327,7 @@ class _Tensor:
         return Drawing(wide + 2, high + 3, tuple(sheets), tuple(sides), tuple(pieces), tuple(labels))
 
     def _axes(self) -> list[str]:
-        """Labels of the axes, with the mesh dimensions that shard them."""
+        """Returns labels of the axes, with the mesh dimensions that shard them."""
         grid, placement = self._grid, self._placement
         axes = [(dim, "↗") for dim in grid.deep]
         if grid.down is not None:
@@ -386,7 +386,7 @@ class _Tensor:
     def _sides(
         self, slab: int, columns: Sequence[tuple[float, float]], rows: Sequence[tuple[float, float]]
     ) -> list[Side]:
-        """The top and the right of a slab."""
+        """Returns the top and the right of a slab."""
         sides = []
         top, right = rows[0][0] - 1, columns[-1][0] + columns[-1][1] + 1
         for column, (x, w) in enumerate(columns):
@@ -420,7 +420,7 @@ def _span(segment: Segment) -> str:
 
 
 def _extents(segments: Sequence[Segment], start: float, room: float) -> list[tuple[float, float]]:
-    """Start and length of each segment by its share, with gaps."""
+    """Returns start and length of each segment by its share, with gaps."""
     total = sum(stop - begin for segment in segments for begin, stop in segment) or 1
     gap = 2.0 if room / len(segments) >= 10 else 1.0 if room / len(segments) >= 5 else 0.4
     extents, position = [], start
@@ -439,7 +439,7 @@ Box = tuple[float, float, float, float, str]  # x, y, width, height, colour
 
 @lru_cache(maxsize=1024)
 def thumbnail(placement: Placement) -> tuple[Box, ...]:
-    """Boxes within WIDE by HIGH pixels, all of the same size; slabs stand side by side."""
+    """Returns boxes within WIDE by HIGH pixels, all of the same size; slabs are side by side."""
     grid = grid_of(placement, _EACH_WAY, dims=2)
     styles = block_styles(placement)
     slabs = range(min(len(grid.slabs), _EACH_WAY))
@@ -459,7 +459,7 @@ _DESCRIBED = 1024  # blocks that are described in words
 
 
 def document(placement: Placement, name: str = "") -> dict[str, object]:
-    """Drawings and texts of a placement; docs/protocol.md has the fields."""
+    """Returns drawings and texts of a placement; docs/protocol.md has the fields."""
     descriptions = [placement.describe(block, name) for block in range(min(len(placement.blocks), _DESCRIBED))]
     result: dict[str, object] = msgspec.to_builtins(
         {

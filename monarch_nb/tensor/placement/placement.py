@@ -1,4 +1,4 @@
-"""Placement of a tensor: how mesh dimensions cut it, its blocks, their ranks and sizes."""
+"""Placement of a tensor: its sharding by mesh dimensions, its blocks, their ranks and sizes."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,16 +10,16 @@ from monarch_nb.shape import Extent, spans
 from monarch_nb.wire import size_text
 
 Span = tuple[int, int]  # from, to: half open
-Spans = tuple[Span, ...]  # ascending and apart; empty where a rank has nothing
+Spans = tuple[Span, ...]  # ascending and disjoint; empty for a rank without a part
 
 
 def length(spans: Iterable[Span]) -> int:
-    """Total length of the spans."""
+    """Returns the total length of the spans."""
     return sum(stop - start for start, stop in spans)
 
 
 def cut(spans: Spans, pieces: int, index: int, factor: int = 1) -> Spans:
-    """Piece number `index` of `pieces`, by the rule of PyTorch's Shard; with a `factor`, of its _StridedShard."""
+    """Returns piece `index` of `pieces`, by the rule of PyTorch's Shard; with a `factor`, of its _StridedShard."""
     if factor == 1:
         return _chunk(spans, pieces, index)
     result: list[Span] = []
@@ -35,7 +35,7 @@ def _chunk(spans: Spans, pieces: int, index: int) -> Spans:
 
 
 def _slice(spans: Spans, first: int, last: int) -> Spans:
-    """The sub-spans from index `first` to `last` in the concatenated spans."""
+    """Returns the sub-spans from index `first` to `last` in the concatenated spans."""
     result: list[Span] = []
     before = 0
     for start, stop in spans:
@@ -57,9 +57,9 @@ def _merge(spans: Iterable[Span]) -> Spans:
 
 
 class Shard(msgspec.Struct, frozen=True, tag="shard"):
-    """Cuts dimension `dim` of the tensor as torch.chunk does: the last pieces may be smaller, or empty.
+    """Splits dimension `dim` of the tensor as torch.chunk does: the last pieces may be smaller, or empty.
 
-    With `factor` > 1 each of so many equal parts of the dimension is cut, and a rank has one piece of each.
+    With `factor` > 1 the dimension has that many equal parts, each is split, and a rank has one piece of each.
     """
 
     dim: int
@@ -84,7 +84,7 @@ class OwnValues(Replicate, frozen=True, tag="own"):
 
 
 class Partial(msgspec.Struct, frozen=True, tag="partial"):
-    """Every rank has a partial value of each element; reducing them with `op` gives the tensor."""
+    """Every rank has a partial value of each element; the reduction with `op` is the tensor."""
 
     op: str = "sum"
 
@@ -112,12 +112,12 @@ def kind_of(placement: object) -> Kind:
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """The sizes of a tensor: 1024×64; "scalar" without any."""
+    """Returns the sizes of a tensor: 1024×64; "scalar" without any."""
     return "×".join(map(str, shape)) or "scalar"
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A part of the tensor that some ranks hold: spans along each dimension, mostly one."""
+    """A part of the tensor that some ranks hold: spans along each dimension, usually one."""
 
     spans: tuple[Spans, ...]
     ranks: tuple[int, ...]  # ascending; never empty
@@ -146,8 +146,8 @@ class Placement(msgspec.Struct, frozen=True):
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
     kinds: tuple[Kind, ...]  # one for each dimension of the mesh
-    blocks: tuple[Block, ...]  # in row-major order of where they begin
-    block_of: tuple[int, ...]  # of each rank, the number of its block; -1 where it has nothing
+    blocks: tuple[Block, ...]  # in row-major order of their starts
+    block_of: tuple[int, ...]  # the number of each rank's block; -1 for none
 
     @property
     def extent(self) -> Extent:
@@ -166,7 +166,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def largest(self) -> int:
-        """Bytes on the rank that has most."""
+        """Bytes on the rank with the most."""
         return max((block.nbytes for block in self.blocks), default=0)
 
     @property
@@ -176,16 +176,16 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def empty(self) -> tuple[int, ...]:
-        """The ranks that hold nothing of it."""
+        """The ranks without a part of it."""
         return tuple(rank for rank, block in enumerate(self.block_of) if block < 0)
 
     def bytes_on(self, rank: int) -> int:
-        """Bytes on one rank."""
+        """Returns the bytes on one rank."""
         block = self.block_of[rank]
         return self.blocks[block].nbytes if block >= 0 else 0
 
     def dims(self, kind: type[K]) -> Iterator[tuple[str, int, K]]:
-        """Label, size and kind of the dimensions of the mesh that are of this kind, without those of size 1."""
+        """Yields label, size and kind of the mesh dimensions of this kind, without those of size 1."""
         for label, size, entry in zip(self.labels, self.sizes, self.kinds, strict=True):
             if size > 1 and isinstance(entry, kind):
                 yield label, size, entry
@@ -201,11 +201,11 @@ class Placement(msgspec.Struct, frozen=True):
         return math.prod(size for _, size, _ in self.dims(Partial))
 
     def point(self, rank: int) -> tuple[int, ...]:
-        """The coordinates of a rank."""
+        """Returns the coordinates of a rank."""
         return _point(self.sizes, rank)
 
     def colour_point(self, block: int) -> tuple[tuple[int, int], ...]:
-        """Coordinates that determine the colour of a block: (index, size) for each sharding dimension."""
+        """Returns coordinates that determine the colour of a block: (index, size) for each sharding dimension."""
         point = self.point(self.blocks[block].ranks[0])
         return tuple(
             (point[dim], size)
@@ -214,7 +214,7 @@ class Placement(msgspec.Struct, frozen=True):
         )
 
     def describe(self, block: int, name: str = "") -> str:
-        """Text about a block: index, size and ranks."""
+        """Returns a text about a block: index, size and ranks."""
         part = self.blocks[block]
         is_plural = len(part.ranks) > 1
         ranks = f"rank{'s' if is_plural else ''} {spans(part.ranks)}"
@@ -256,7 +256,7 @@ def place(
 
 
 def _normalize(kinds: Sequence[Kind], ndim: int) -> list[Kind]:
-    """The kinds with non-negative dimensions."""
+    """Returns the kinds with non-negative dimensions."""
     normal: list[Kind] = []
     for kind in kinds:
         if isinstance(kind, Shard):
@@ -270,7 +270,7 @@ def _normalize(kinds: Sequence[Kind], ndim: int) -> list[Kind]:
 def _cuts_of(
     size: int, dim: int, sizes: Sequence[int], kinds: Sequence[Kind]
 ) -> tuple[list[int], dict[tuple[int, ...], Spans]]:
-    """The mesh's dimensions that cut one of the tensor's, and the spans at each of their coordinates."""
+    """Returns the mesh dimensions that shard one of the tensor's, and the spans at each of their coordinates."""
     cutting = [mesh_dim for mesh_dim, kind in enumerate(kinds) if isinstance(kind, Shard) and kind.dim == dim]
     full: Spans = ((0, size),) if size else ()
     table: dict[tuple[int, ...], Spans] = {(): full}

@@ -1,4 +1,4 @@
-"""A placement as text: words that all front ends share, and a picture for terminals and notebooks without HTML."""
+"""A placement as text: words for all front ends, and a picture for terminals and notebooks without HTML."""
 
 import itertools
 import math
@@ -12,21 +12,21 @@ from monarch_nb.wire import size_text
 _DOWN, _ACROSS, _SLABS = 16, 8, 4  # of the picture; more are left out
 _PARTED = 8  # rows with lines between them
 _WIDE = 14  # characters of a cell
-_LISTED = 8  # different sizes of pieces that are listed
+_LISTED = 8  # the most sizes of pieces that are listed
 
 
 def title(placement: Placement) -> str:
-    """Shape and dtype."""
+    """Returns shape and dtype."""
     return f"{shape_text(placement.shape)} {placement.dtype}"
 
 
 def mesh_text(labels: Sequence[str], sizes: Sequence[int]) -> str:
-    """A mesh by its dimensions: `data=4 model=2`."""
+    """Returns a mesh by its dimensions: `data=4 model=2`."""
     return " ".join(f"{label}={size}" for label, size in zip(labels, sizes, strict=True)) or "one rank"
 
 
 def bytes_text(placement: Placement) -> str:
-    """Bytes of the tensor, of each rank, and of all ranks if that is more."""
+    """Returns the bytes of the tensor, of each rank, and of all ranks if that is more."""
     total, largest, on_mesh = placement.nbytes, placement.largest, placement.held
     share = f"{size_text(largest)} on each rank" if placement.even else f"at most {size_text(largest)} on a rank"
     more = f", {size_text(on_mesh)} on the mesh" if on_mesh != total else ""
@@ -34,13 +34,13 @@ def bytes_text(placement: Placement) -> str:
 
 
 def dimension_rows(placement: Placement) -> list[tuple[str, str, str]]:
-    """For each dimension of the mesh: its name and size, its placement, and the effect of that."""
+    """Returns for each dimension of the mesh its name and size, its placement, and the effect of that."""
     names = zip(placement.labels, placement.sizes, placement.kinds, strict=True)
     return [(f"{label}={size}", str(kind), _effect(placement, dim)) for dim, (label, size, kind) in enumerate(names)]
 
 
 def cutters(placement: Placement, dim: int) -> list[str]:
-    """The dimensions of the mesh that cut one of the tensor, the outermost first: `data=4`."""
+    """Returns the mesh dimensions that shard one of the tensor, the outermost first: `data=4`."""
     return [f"{label}={size}" for label, size, kind in placement.dims(Shard) if kind.dim % len(placement.shape) == dim]
 
 
@@ -61,12 +61,12 @@ def _effect(placement: Placement, mesh_dim: int) -> str:
 
 
 def _cuts(placement: Placement, dim: int) -> int:
-    """Number of pieces of a dimension, including empty ones."""
+    """Returns the number of pieces of a dimension, including empty ones."""
     return math.prod(size for _, size, kind in placement.dims(Shard) if kind.dim % len(placement.shape) == dim)
 
 
 def _pieces(placement: Placement, dim: int) -> str:
-    """Sizes of the pieces of a dimension: `1024 → 4 × 256`, `5 → 2 + 2 + 1 + 0`."""
+    """Returns the sizes of the pieces of a dimension: `1024 → 4 × 256`, `5 → 2 + 2 + 1 + 0`."""
     total = placement.shape[dim]
     by_spans = {block.spans[dim]: length(block.spans[dim]) for block in placement.blocks}
     lengths = [by_spans[spans] for spans in sorted(by_spans)]
@@ -79,7 +79,7 @@ def _pieces(placement: Placement, dim: int) -> str:
 
 
 def text_of(placement: Placement, name: str = "", lost: Collection[int] = ()) -> str:
-    """The shape, the effect of each dimension of the mesh, and the parts of the ranks; `lost` ranks are marked."""
+    """Returns shape, effect of each mesh dimension, and the parts of the ranks, with `lost` ranks marked, as text."""
     head = f"{name or 'Tensor'} {title(placement)} on {mesh_text(placement.labels, placement.sizes)}"
     rows = dimension_rows(placement)
     widths = [max(len(row[column]) for row in rows) for column in range(2)] if rows else []

@@ -8,14 +8,14 @@ from monarch_nb.shape import spans
 from monarch_nb.tensor.placement.placement import OwnValues, Partial, Placement
 from monarch_nb.tensor.verbs import Values
 
-EDGE = 8  # elements that are shown along each of the last two dimensions
+EDGE = 8  # elements shown along each of the last two dimensions
 COLUMNS = ("ranks", "elements", "min", "max", "mean", "NaN", "inf")
 Number = complex | float | int
-_UNKNOWN = "·"  # shown for an element without an answer
+_UNKNOWN = "·"  # for an element without a reply
 
 
 def values_document(placement: Placement, parts: Sequence[Values | str]) -> dict[str, object]:
-    """The view of values as JSON (fields in docs/protocol.md). `parts` are the answers of the ranks, in order."""
+    """Returns the view of values as JSON (fields in docs/protocol.md). `parts` are the ranks' replies, in order."""
     answers = {rank: part for rank, part in enumerate(parts) if isinstance(part, Values) and part.state == "there"}
     return {
         "corner": _corner(placement, answers),
@@ -27,12 +27,12 @@ def values_document(placement: Placement, parts: Sequence[Values | str]) -> dict
 
 
 def edges(shape: Sequence[int], edge: int = EDGE) -> list[int]:
-    """Number of elements shown of each dimension; one for dimensions before the last two."""
+    """Returns the numbers of elements shown of each dimension; one for dimensions before the last two."""
     return [min(size, edge if dim >= len(shape) - 2 else 1) for dim, size in enumerate(shape)]
 
 
 def _index(placement: Placement) -> str:
-    """Index of the shown elements; "" if all are shown."""
+    """Returns the index of the shown elements; "" if all are shown."""
     shape = placement.shape
     shown = edges(shape)
     if shown == list(shape):
@@ -50,7 +50,7 @@ def _corner(placement: Placement, answers: Mapping[int, Values]) -> list[list[st
         part = tuple(index for index, kind in coordinates if isinstance(kind, Partial))
         for element, number in _elements(placement, rank, values):
             if all(index < count for index, count in zip(element, shown, strict=True)):
-                numbers.setdefault(element, {}).setdefault(part, number)  # of several copies one is enough
+                numbers.setdefault(element, {}).setdefault(part, number)  # one of several copies is enough
     kinds = [kind for kind in placement.kinds if isinstance(kind, Partial)]
     all_parts = math.prod(
         size for size, kind in zip(placement.sizes, placement.kinds, strict=True) if isinstance(kind, Partial)
@@ -101,7 +101,7 @@ def _reduce(parts: list[Number], op: str) -> Number | None:
 
 
 def number_text(value: Number | None, dtype: str = "") -> str:
-    """A number in at most five digits, integers whole."""
+    """Returns a number in at most five digits, integers whole."""
     if value is None:
         return "–"
     if dtype == "bool":
@@ -114,7 +114,7 @@ def number_text(value: Number | None, dtype: str = "") -> str:
 
 
 def _rows(answers: Mapping[int, Values]) -> Iterable[tuple[str, ...]]:
-    """The statistics of the ranks; ranks with equal ones share a row."""
+    """Yields the statistics of the ranks; ranks with equal ones share a row."""
     ranks_of: dict[tuple[str, ...], list[int]] = {}
     for rank, values in answers.items():
         numbers = map(number_text, (values.least, values.most, values.mean))

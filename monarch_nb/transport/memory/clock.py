@@ -1,4 +1,4 @@
-"""Time of which nobody has to wait for any."""
+"""Virtual time, for which nobody waits."""
 
 import heapq
 from collections.abc import Callable
@@ -18,42 +18,42 @@ class VirtualClock:
         self._count = count()
 
     def monotonic(self) -> float:
-        """The time now."""
+        """Returns the present time."""
         return self.now
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Call `function` when so many seconds have passed; calls of one moment keep their order."""
+        """Calls `function` after so many seconds; calls due at one moment keep their order."""
         heapq.heappush(self._due, (self.now + max(0.0, seconds), next(self._count), function))
 
     def every(self, seconds: float, function: Callable[[], bool]) -> None:
-        """Call `function` each `seconds` for as long as it returns True."""
+        """Calls `function` every `seconds` while it returns True."""
         repeat(self.later, seconds, function)
 
     def close(self) -> None:
-        """Forget everything that is due."""
+        """Drops all delayed calls."""
         self._due.clear()
 
     @property
     def next_due(self) -> float | None:
-        """When something is due next; None when nothing is."""
+        """The time of the next delayed call; None without one."""
         return self._due[0][0] if self._due else None
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, making every call that falls due, each at its own time."""
+        """Lets time pass, making every delayed call at its time."""
         end = self.now + seconds
         while self._due and self._due[0][0] <= end:
             self.step()
         self.now = end
 
     def settle(self, limit: float = 3600.0) -> bool:
-        """Let time pass until nothing is due any more, `limit` seconds at most; whether it came to rest."""
+        """Lets time pass until no call is due, `limit` seconds at most; returns whether none is left."""
         end = self.now + limit
         while self._due and self._due[0][0] <= end:
             self.step()
         return not self._due
 
     def step(self) -> None:
-        """Make the next call that is due, at its time."""
+        """Makes the next delayed call, at its time."""
         when, _, call = heapq.heappop(self._due)
         self.now = max(self.now, when)
         call()

@@ -1,4 +1,4 @@
-"""A network in memory on a virtual clock: real links, no sockets, everything that can go wrong, from a seed."""
+"""A network in memory on a virtual clock: real links, no sockets, and all kinds of faults, from a seed."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -22,13 +22,13 @@ class NetworkFaults:
     duplicate: float = 0.0
     reorder: float = 0.0  # such a frame may arrive up to 20 delays late; the others keep their order
     lag: dict[int, float] = field(default_factory=dict)  # seconds by lane, beyond the delay
-    bandwidth: float = 0.0  # bytes per second that leave a host, and as many that reach it; 0: however many
+    bandwidth: float = 0.0  # bytes per second from a host, and to a host; 0: unlimited
 
 
-_DOWN_TICK_S = 0.5  # a link that is down only looks whether it has been for too long
+_DOWN_TICK_S = 0.5  # a link that is down only checks for how long
 
-_Item = tuple[object, int] | None  # what is sent, and its size; None for a frame of the link itself
-_Wire = tuple[str, str, int]  # who dialled, whom, lane
+_Item = tuple[object, int] | None  # item and size; None for a frame of the link itself
+_Wire = tuple[str, str, int]  # dialling process, dialled process, lane
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _End:
     link: Link[_Item]
     peer: str
     wire: _Wire
-    tick_at: float | None = None  # when its link is ticked next
+    tick_at: float | None = None  # time of the link's next tick
     waiting: list[tuple[object, int]] = field(default_factory=list)  # sends that wait for credits
 
 
@@ -54,8 +54,8 @@ class MemoryNode:
     ) -> None:
         self.address = address
         self.alive = True
-        self.reads = True  # False: a stopped process; frames wait at its door
-        self.takes = True  # False: the application takes nothing, so no credits go back (see `take`)
+        self.reads = True  # False: a stopped process, for which frames wait
+        self.takes = True  # False: the application takes nothing, so no credits return (see `take`)
         self._network = network
         self._received = received
         self._failed = failed
@@ -64,7 +64,7 @@ class MemoryNode:
         self._door: list[tuple[_Wire, bytes, _Item, int]] = []
 
     def send(self, dst: str, item: object, size: int = 0, *, lane: int = 0, exempt: bool = False) -> None:
-        """Send on the link to `dst`, dialling when there is none; waits for credits in a queue, never blocks."""
+        """Sends on the link to `dst`, dialling if there is none; waits for credits in a queue, never blocks."""
         if not self.alive:
             raise ValueError(f"{self.address} was killed")
         end = self._end_to(dst, lane)
@@ -74,9 +74,9 @@ class MemoryNode:
             self._write(end, item, size, exempt)
 
     def bury(self, peer: str, reason: str) -> None:
-        """The process there, or on that host, is dead: what it has not acknowledged fails, and a new one may come."""
+        """Records the end of a process or host: its unacknowledged items fail, and a new one may follow."""
         wires = tuple(self._ends)
-        if "/" in peer:  # one process, of perhaps very many
+        if "/" in peer:  # one process of possibly very many
             wires = tuple(wire for lane in Lane for wire in ((self.address, peer, lane), (peer, self.address, lane)))
         for wire in wires:
             end = self._ends.get(wire)
@@ -88,24 +88,24 @@ class MemoryNode:
                     self._failed(end.peer, reason, waiting)
 
     def take(self) -> None:
-        """The application takes all that was delivered while `takes` was False."""
+        """Takes all items that were delivered while `takes` was False."""
         untaken, self._untaken = self._untaken, []
         for end, charge, incarnation in untaken:
             self._consumed(end, charge, incarnation)
 
     def resume(self) -> None:
-        """Read again, beginning with what waited at the door."""
+        """Reads again, beginning with the waiting frames."""
         self.reads = True
         door, self._door = self._door, []
         for wire, prefix, item, size in door:
             self._arrived(wire, prefix, item, size)
 
     def links(self) -> Iterable[Link[_Item]]:
-        """The links of this node."""
+        """Returns the links of this node."""
         return [end.link for end in self._ends.values()]
 
     def queued(self, dst: str) -> int:
-        """Sends to `dst` that wait for credits."""
+        """Returns the number of sends to `dst` that wait for credits."""
         return sum(len(end.waiting) for end in self._ends.values() if end.peer == dst)
 
     def _end_to(self, dst: str, lane: int) -> _End:
@@ -204,7 +204,7 @@ class MemoryNode:
             self._network.clock.later(pause, lambda: self._tick(end, when))
 
     def _tick(self, end: _End, when: float) -> None:
-        if end.tick_at != when:  # one that came earlier took its place
+        if end.tick_at != when:  # an earlier tick has replaced it
             return
         end.tick_at = None
         if self.alive and self.reads:
@@ -228,16 +228,16 @@ class MemoryNetwork:
         self.faults = faults or NetworkFaults()
         self.config = config or LinkConfig()
         self.redial = redial  # seconds between attempts to connect
-        self.frames = 0  # carried so far
+        self.frames = 0  # transmitted so far
         self._random = random.Random(seed)
         self._nodes: dict[str, MemoryNode] = {}
         self._hosts: set[str] = set()  # hosts
         self._cuts: set[frozenset[str]] = set()
         self._partitions: set[frozenset[str]] = set()  # pairs of hosts
-        self.travelling = 0  # frames on their way
-        self._generation: dict[_Wire, int] = {}  # of the connection: a cut loses what is under way
-        self._last: dict[tuple[_Wire, str], float] = {}  # when the last frame arrives, per direction
-        self._free: dict[tuple[str, bool], float] = {}  # when what leaves a host (True), or reaches it, is through
+        self.travelling = 0  # frames in flight
+        self._generation: dict[_Wire, int] = {}  # of the connection: a cut loses frames in flight
+        self._last: dict[tuple[_Wire, str], float] = {}  # arrival of the last frame, per direction
+        self._free: dict[tuple[str, bool], float] = {}  # the time at which transmission from (True) or to a host ends
         self._redials: dict[frozenset[str], list[tuple[MemoryNode, _End]]] = {}
         self._link_incarnations = count(1)
         self._wires: dict[str, set[_Wire]] = {}  # by the processes at their ends
@@ -248,7 +248,7 @@ class MemoryNetwork:
         received: Callable[[str, Any], object] = lambda src, item: None,
         failed: Callable[[str, str, list[Any]], object] = lambda dst, reason, items: None,
     ) -> MemoryNode:
-        """A new process at `address`; a new incarnation if one was killed there."""
+        """Adds a process at `address`; a new incarnation if one was killed there."""
         if address in self._nodes and self._nodes[address].alive:
             raise ValueError(f"{address} is taken")
         node = self._nodes[address] = MemoryNode(self, address, received, failed)
@@ -257,35 +257,35 @@ class MemoryNetwork:
         return node
 
     def kill(self, address: str) -> None:
-        """The process ends at once; its connections break, what is under way is lost."""
+        """Ends a process at once; its connections break, and frames in flight are lost."""
         self._nodes[address].alive = False
         self._break(self._wires.pop(address, set()))
 
     def cut(self, first: str, second: str) -> None:
-        """Break the connections of two nodes; they cannot connect again until `mend`."""
+        """Breaks the connections of two nodes; they cannot connect again until `mend`."""
         self._cuts.add(frozenset((first, second)))
         self._break({wire for wire in self._wires.get(first, ()) if second in wire[:2]})
 
     def mend(self, first: str, second: str) -> None:
-        """Let them connect again."""
+        """Lets two nodes connect again."""
         pair = frozenset((first, second))
         self._cuts.discard(pair)
         self._mended(lambda other_pair: other_pair == pair)
 
     def part_hosts(self, first: str, second: str) -> None:
-        """Break all connections between two hosts, for processes that begin later too, until `join_hosts`."""
+        """Breaks all connections between two hosts, also for processes that begin later, until `join_hosts`."""
         self._partitions.add(frozenset((first, second)))
         wires = {wire for wires in self._wires.values() for wire in wires}
         self._break({wire for wire in wires if {host_of(wire[0]), host_of(wire[1])} == {first, second}})
 
     def join_hosts(self, first: str, second: str) -> None:
-        """Let them connect again."""
+        """Lets two hosts connect again."""
         hosts = frozenset((first, second))
         self._partitions.discard(hosts)
         self._mended(lambda pair: frozenset(map(host_of, pair)) == hosts)
 
     def flap(self, first: str, second: str) -> None:
-        """Break their connections, to be made again at the next attempt."""
+        """Breaks the connections of two nodes, which reconnect at the next attempt."""
         self.cut(first, second)
         self.mend(first, second)
 
@@ -303,7 +303,7 @@ class MemoryNetwork:
             return True
         return bool(self._partitions) and frozenset((host_of(first), host_of(second))) in self._partitions
 
-    # how
+    # implementation
 
     def _end(self, wire: _Wire, peer: str, *, dials: bool) -> _End:
         for address in wire[:2]:
@@ -335,7 +335,7 @@ class MemoryNetwork:
             self.clock.later(when - self.clock.now, arrive)
 
     def _through(self, src: str, dst: str, size: int, delay: float) -> float:
-        """When a frame is there whole: it leaves after what left its host before, and arrives after what came first."""
+        """Returns the arrival time of a frame, which follows earlier frames from its host and to its target."""
         now, bandwidth = self.clock.now, self.faults.bandwidth
         source, target = host_of(src), host_of(dst)
         if not bandwidth or source == target:

@@ -1,4 +1,4 @@
-"""The time of a cluster in memory: it passes when it is advanced, and by the delay of each frame that travels."""
+"""The time of a cluster in memory, which passes when it is advanced, and by the delay of each frame in flight."""
 
 import logging
 import threading
@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 class MemoryTime:
-    """Delivers what is due, one after the other, on a thread of its own, which is every process's reading thread.
+    """Makes due calls, one after the other, on a thread of its own, which is every process's reading thread.
 
-    `lock` is held by whoever touches the network; what is due for the processes is called without it.
+    `lock` is held during access to the network; due calls of the processes are made without it.
     """
 
     def __init__(self, network: MemoryNetwork) -> None:
@@ -22,31 +22,31 @@ class MemoryTime:
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._due: deque[Callable[[], object]] = deque()
-        self._until = network.clock.now  # time may pass up to there
+        self._until = network.clock.now  # time may pass up to this moment
         self._busy = False
         self._closed = False
-        self.deliveries = 0  # so far
+        self.deliveries = 0  # number so far
         self._thread = threading.Thread(target=self._run, name="monarch-memory", daemon=True)
         self._thread.start()
 
     def monotonic(self) -> float:
-        """Seconds since the cluster began."""
+        """Returns the seconds since the cluster began."""
         return self.network.clock.now
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Call it on the time's own thread, after what is due already."""
+        """Calls a function on the time's own thread, after the calls due already."""
         with self._changed:
             self._due.append(function)
             self._changed.notify_all()
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Call it there when so much time has passed."""
+        """Calls a function on that thread after so much time."""
         with self._changed:
             self.network.clock.later(seconds, lambda: self._due.append(function))
             self._changed.notify_all()
 
     def on_its_way(self, seconds: float, function: Callable[[], object]) -> None:
-        """The same for what comes by itself, as messages do: time passes up to there by itself."""
+        """As `later`, for messages, which arrive by themselves: time passes up to then by itself."""
 
         def arrive() -> None:
             self.network.travelling -= 1
@@ -58,17 +58,17 @@ class MemoryTime:
             self._changed.notify_all()
 
     def changed(self) -> None:
-        """Something was given to the network."""
+        """Wakes the thread after something was passed to the network."""
         with self._changed:
             self._changed.notify_all()
 
     def settle(self, seconds: float) -> bool:
-        """Blocks until nothing travels and nothing is due, so many real seconds at most; whether it came to that."""
+        """Blocks until nothing is in flight or due, for so many real seconds at most; returns whether nothing is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._idle, seconds)
 
     def pass_to(self, when: float) -> None:
-        """Lets time pass up to a moment; what falls due until then is called."""
+        """Lets time pass up to a moment, and makes all calls due until then."""
         with self._changed:
             self._until = max(self._until, when)
             self._changed.notify_all()
@@ -78,18 +78,18 @@ class MemoryTime:
 
     @property
     def thread_ident(self) -> int:
-        """Of the thread on which all that is due is called."""
+        """The id of the thread on which all due calls are made."""
         assert self._thread.ident is not None
         return self._thread.ident
 
     @property
     def next_due(self) -> float | None:
-        """When something falls due next."""
+        """The time of the next delayed call."""
         with self.lock:
             return self.network.clock.next_due
 
     def close(self) -> None:
-        """Nothing is called any more."""
+        """Drops all calls."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -127,18 +127,18 @@ class MemoryTime:
 
 
 class ProcessClock:
-    """The same time for one process; `enter` runs a function as this process does."""
+    """The same time for one process; `enter` runs a function in the context of this process."""
 
     def __init__(self, time: MemoryTime, enter: Callable[[Callable[[], object]], object]) -> None:
         self._time, self._enter = time, enter
         self._closed = False
 
     def monotonic(self) -> float:
-        """Seconds since the cluster began."""
+        """Returns the seconds since the cluster began."""
         return self._time.monotonic()
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Run `function` once, `seconds` from now."""
+        """Runs `function` once, `seconds` from now."""
 
         def run() -> None:
             if not self._closed:
@@ -147,9 +147,9 @@ class ProcessClock:
         self._time.later(seconds, run)
 
     def every(self, seconds: float, function: Callable[[], bool]) -> None:
-        """Run `function` each `seconds` for as long as it returns True."""
+        """Runs `function` every `seconds` while it returns True."""
         repeat(self.later, seconds, function)
 
     def close(self) -> None:
-        """Forget everything that was to be done later."""
+        """Drops all delayed calls."""
         self._closed = True

@@ -1,4 +1,4 @@
-"""A process's place on the network in memory."""
+"""The transport of a process on the network in memory."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ _Item = tuple[Header, Parcel]
 class MemoryTransport:
     """Sends messages as `Node` does, over real links on a virtual clock. Nothing here blocks.
 
-    `handler` gets what arrives, `on_link_failed` what of this process never will, both on the time's thread.
+    `handler` gets received messages, `on_link_failed` lost messages of this process, both on the time's thread.
     """
 
     tcp_endpoint: str | None = None
@@ -38,27 +38,27 @@ class MemoryTransport:
         self._handler, self._on_link_failed = handler, on_link_failed
         self._node: MemoryNode | None = None
         self._closed = False
-        self._dead: dict[str, str] = {}  # hosts and processes that cannot be reached, and why
+        self._dead: dict[str, str] = {}  # unreachable hosts and processes, with the reason
         self._seen_peers: set[str] = set()
 
     @property
     def incarnation(self) -> int:
-        """Which of the processes this is that have had its address: nobody has one twice here."""
+        """The number of this process among those at its address: always the first here."""
         return 1
 
     @property
     def run_folder(self) -> Path:
-        """There is none. Raises TransportError."""
+        """Raises TransportError: there is none."""
         raise TransportError("a process in memory has no run folder")
 
     def start(self) -> None:
-        """Send and receive from now on."""
+        """Sends and receives from now on."""
         with self._time.lock:
             self._node = self._time.network.join(self.address, self._received, self._failed)
             self._time.changed()
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Leave; with `linger_s` what was sent arrives first."""
+        """Leaves the network; with `linger_s` sent messages arrive first."""
         with self._time.lock:
             if self._closed:
                 return
@@ -75,7 +75,7 @@ class MemoryTransport:
                 self._time.changed()
 
     def listen(self, bind: str, keys: Keys | None, insecure_loopback: bool = False) -> str:
-        """Raises TransportError: nothing comes in from outside."""
+        """Raises TransportError, since nothing arrives from outside."""
         raise TransportError(f"a process in memory cannot listen at {bind}")
 
     def change_keys(self, step: KeyStep, old: Keys, new: Keys) -> None:
@@ -84,15 +84,15 @@ class MemoryTransport:
     # sending
 
     def shares_gpu(self, address: str) -> bool:
-        """Never: all is in one process."""
+        """Returns False, since all is in one process."""
         return False
 
     def snapshot(self, frames: Sequence[OutFrame]) -> Parcel:
-        """Copy buffers into a parcel that may be sent many times."""
+        """Copies buffers into a parcel that may be sent many times."""
         return snapshot(frames, portable=True)
 
     def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
-        """Send a message from any thread. Raises TransportError when the destination is gone."""
+        """Sends a message from any thread. Raises TransportError when the destination is gone."""
         with self._time.lock:
             if self._closed or self._node is None or not self._node.alive:
                 raise TransportError("this node is closed")
@@ -112,14 +112,14 @@ class MemoryTransport:
             self._time.changed()
 
     def _way_to(self, address: str) -> str:
-        """The process to which what is for another is written."""
+        """Returns the process to which messages for another are written."""
         return address
 
     def flush(self) -> None:
-        """Everything leaves at once here."""
+        """Does nothing: every message leaves at once here."""
 
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
-        """Send back a message that cannot be taken to where it belongs."""
+        """Returns a message that cannot be received to its sender."""
         if header.src == self.address:
             self._on_link_failed(header, parcel, reason)
         elif header.kind != Kind.RETURNED and not self._closed:
@@ -130,12 +130,12 @@ class MemoryTransport:
                 return  # there is no receiver
 
     def consumed(self, parcel: Parcel) -> None:
-        """Credits go back as soon as a message is here."""
+        """Does nothing: credits return as soon as a message arrives."""
 
     # membership
 
     def settled(self, function: Callable[..., object], *args: object) -> None:
-        """Run `function(*args)` once what is on its way by now has come."""
+        """Runs `function(*args)` once messages in flight have arrived."""
         self._time.on_its_way(2 * self._time.network.faults.delay[1], lambda: function(*args))
 
     def learn(
@@ -149,13 +149,13 @@ class MemoryTransport:
         insecure_loopback: bool = False,
         incarnation: int = 0,
     ) -> None:
-        """A host, or a process, is there: messages for it are sent again."""
+        """Records that a host, or a process, is reachable: messages for it are sent again."""
         with self._time.lock:
             for dead in [dead for dead in self._dead if dead == target or host_of(dead) == target]:
                 del self._dead[dead]
 
     def forget(self, target: str, reason: str, incarnation: int = 0) -> None:
-        """A process, or host, is dead: what it did not acknowledge is reported as lost."""
+        """Records the end of a process, or host: its unacknowledged messages are reported as lost."""
         with self._time.lock:
             address = parse_address(target)
             target = address.host if address.is_agent else target
@@ -169,7 +169,7 @@ class MemoryTransport:
         return self._time.network.reachable(self.address, target)
 
     def never_replied(self, address: str) -> bool:
-        """Returns whether a process has never said a word."""
+        """Returns whether a process has never sent a message."""
         return address not in self._seen_peers
 
     # receiving; under the lock

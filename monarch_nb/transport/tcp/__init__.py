@@ -1,1 +1,1 @@
-"""The transport between hosts: ZeroMQ on TCP, and who may connect."""
+"""The transport between hosts: ZeroMQ on TCP, with its access control."""

@@ -1,4 +1,4 @@
-"""Asks what listens at a TCP endpoint, by ZMTP's own greeting, before any key is shown."""
+"""Probes of a TCP endpoint by ZMTP's own greeting, before any key is sent."""
 
 import contextlib
 import socket
@@ -7,7 +7,7 @@ from monarch_nb.transport.errors import UnreachableError
 
 
 class Unready(UnreachableError):
-    """Raised where nobody listens, or the listener hangs up at once; it may be otherwise in a moment."""
+    """Nobody listens, or the listener hangs up at once; that may change in a moment."""
 
 
 _LENGTH = 64  # bytes of a ZMTP 3 greeting
@@ -15,7 +15,7 @@ _SIGNATURE = b"\xff" + bytes(7) + b"\x01\x7f"
 
 
 def split(endpoint: str) -> tuple[str, int]:
-    """Host and port of "tcp://host:port". Raises ValueError."""
+    """Returns host and port of "tcp://host:port". Raises ValueError."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not endpoint.startswith("tcp://") or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{endpoint!r} is not an address of a host: it should look like tcp://node7:22222")
@@ -34,9 +34,9 @@ def knock(endpoint: str, timeout: float) -> bool | None:
 
 
 def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
-    """The security mechanism ("CURVE", "NULL") of the ZeroMQ socket there; raises UnreachableError, with the reason.
+    """Returns the security mechanism ("CURVE", "NULL") of a ZeroMQ socket; raises UnreachableError, with the reason.
 
-    With `stay` it must also bear a stranger for so many seconds: one that is swamped cuts them off.
+    With `stay` the endpoint must also keep the connection for so many seconds, which an overloaded one does not.
     """
     host, port = split(endpoint)
     try:
@@ -53,7 +53,7 @@ def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
     with connection:
         try:
             connection.settimeout(timeout)
-            connection.sendall(_SIGNATURE + b"\x03")  # no further: a mechanism that is not theirs cuts them short
+            connection.sendall(_SIGNATURE + b"\x03")  # only the greeting: another mechanism would end it early
             while len(greeting) < _LENGTH and _is_ours(greeting):
                 more = connection.recv(_LENGTH - len(greeting))
                 if not more:
@@ -67,7 +67,7 @@ def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
         except ConnectionError:
             silent = False
         except OSError:
-            pass  # what came so far is enough
+            pass  # the bytes received so far suffice
     if not silent and len(greeting) < _LENGTH and _is_ours(greeting):
         raise Unready(
             f"what listens at {endpoint} closes the connection: it is not a monarch-nb host agent, or too many "
@@ -84,5 +84,5 @@ def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
 
 
 def _is_ours(greeting: bytes) -> bool:
-    """Returns whether this may be the beginning of a ZMTP greeting."""
+    """Returns whether this may be the start of a ZMTP greeting."""
     return greeting[:1] in (b"", b"\xff") and (len(greeting) < 10 or bool(greeting[9] & 1))

@@ -20,14 +20,14 @@ from monarch_nb.transport.tcp.sockets import Context, Limits, Monitor, Socket
 
 log = logging.getLogger(__name__)
 _AGAIN_S = 1.0  # between attempts to listen with another key
-_AT_ONCE = 256  # messages read before timers and calls are looked at
+_AT_ONCE = 256  # messages read before timers and calls are handled
 
 Received = Callable[[Socket, bytes, Sequence[Message]], None]
 _ZAP = "inproc://zeromq.zap.01"
 
 
 class KeyChecker:
-    """Answers libzmq's question whether a client key may come in (ZAP, RFC 27): exactly our own may."""
+    """Answers libzmq's question whether a client key is accepted (ZAP, RFC 27): only our own keys are."""
 
     def __init__(self, context: Context, reader: Reader, keys: Keys) -> None:
         self.allow(keys)
@@ -40,7 +40,7 @@ class KeyChecker:
         reader.read_again(self._fd)
 
     def allow(self, keys: Keys) -> None:
-        """Lets in only those who have these keys from now on."""
+        """Accepts only clients with these keys from now on."""
         self._allowed = z85.decode(keys.public)
 
     def _answer(self) -> bool:
@@ -56,17 +56,17 @@ class KeyChecker:
             self._socket.send_multipart([b"1.0", request, code, text, b"job" if good else b"", b""])
 
     def close(self) -> None:
-        """Stop answering; after the reader has stopped."""
+        """Stops answering; after the reader has stopped."""
         self._reader.unwatch(self._fd)
         self._socket.close(0)
 
 
 class HandshakeLimiter:
-    """Caps the TCP connections that have not shown the key yet, since each costs a descriptor.
+    """Limits the TCP connections that have not proved the key yet, since each costs a descriptor.
 
-    libzmq says when it accepted a descriptor and how many handshakes went well, but not whose. Those accepted within
-    the handshake's time limit, less the handshakes that went well in it, are strangers; above the cap the newest is
-    cut off, and a peer of ours simply dials again.
+    libzmq reports accepted descriptors and the number of successful handshakes, but not whose they are. Descriptors
+    accepted within the handshake's time limit, less the handshakes that succeeded in it, are strangers; above the limit
+    the newest is closed, and a legitimate peer simply dials again.
     """
 
     def __init__(self, router: Socket, reader: Reader, limits: Limits) -> None:
@@ -107,11 +107,11 @@ class HandshakeLimiter:
         self.refused += 1
         self._open.pop(fd, None)
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-            if connection.getsockname()[1] == self._port:  # not a descriptor that was used anew meanwhile
+            if connection.getsockname()[1] == self._port:  # not a descriptor that was reused meanwhile
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Stop counting."""
+        """Stops counting."""
         self._monitor.close()
         bound, self.bound = self.bound, None
         if bound is not None:
@@ -119,7 +119,7 @@ class HandshakeLimiter:
 
 
 class TcpListener:
-    """The socket, and what decides who may connect to it."""
+    """The socket and its access control."""
 
     def __init__(
         self,
@@ -132,14 +132,14 @@ class TcpListener:
         bound: int | None,
         received: Received,
     ) -> None:
-        """Bind, or take the socket that is `bound` already (its descriptor), and begin to read.
+        """Binds, or takes over the socket `bound` (its descriptor), and starts to read.
 
         `received` gets the messages of one connection, by its routing id, on the reading thread. Raises TransportError
-        for an endpoint that cannot be had.
+        for an unavailable endpoint.
         """
         self._received, self._context, self._reader, self._limits = received, context, reader, limits
-        self.keys = keys  # those that it is to have
-        self._used: Callable[[], None] | None = None  # to call once it has them
+        self.keys = keys  # the wanted keys
+        self._used: Callable[[], None] | None = None  # called once they are in use
         self._next_try = 0.0
         self._checker = KeyChecker(context, reader, keys) if keys is not None else None
         try:
@@ -167,10 +167,10 @@ class TcpListener:
         self._reader.read_again(int(router.FD))
 
     def use(self, keys: Keys, used: Callable[[], None]) -> None:
-        """Lets in only those who have these keys, cuts all connections, and calls `used`. On the reading thread.
+        """Accepts only clients with these keys, cuts all connections, and calls `used`. On the reading thread.
 
-        The kernel's socket stays, so that nobody else can take the port. While no ROUTER can be opened, the former goes
-        on, and it is tried again every second.
+        The kernel's socket stays, so that nobody else can take the port. While no ROUTER can be opened, the former
+        continues, with a new attempt every second.
         """
         waits = self._used is not None
         self.keys, self._used, self._next_try = keys, used, 0.0
@@ -178,7 +178,7 @@ class TcpListener:
             self._reader.busy(self)
 
     def tick(self, now: float) -> bool:
-        """Opens the ROUTER for `use`, if it is time to try; whether it will try again."""
+        """Opens the ROUTER for `use`, if an attempt is due; returns whether it will try again."""
         checker, keys, used = self._checker, self.keys, self._used
         if checker is None or keys is None or used is None or now < self._next_try:
             return used is not None
@@ -210,7 +210,7 @@ class TcpListener:
             raise
 
     def _read(self) -> bool:
-        """Hand on what has come, together what came on one connection."""
+        """Delivers received messages, those of one connection together."""
         name, messages = b"", list[Message]()
         for _ in range(_AT_ONCE):
             message = sockets.read_router(self._router)
@@ -227,11 +227,11 @@ class TcpListener:
         return message is not None
 
     def stop(self) -> None:
-        """Lets nobody new in; after the reading thread has ended."""
+        """Accepts no new connections; after the reading thread has ended."""
         self._limiter.close()
         if self._checker is not None:
             self._checker.close()
 
     def close(self, *, now: bool) -> None:
-        """Close the socket; what is queued is dropped if that is to be `now`."""
+        """Closes the socket; with `now`, queued messages are dropped."""
         self._router.close(0 if now else None)

@@ -1,4 +1,4 @@
-"""The ZeroMQ sockets that we use, with their options, and the events of their connections."""
+"""The ZeroMQ sockets of the transport, with their options, and the events of their connections."""
 
 import os
 import struct
@@ -30,7 +30,7 @@ REFUSED = int(
 ACCEPTED = int(zmq.EVENT_ACCEPTED)
 LISTENING = int(zmq.EVENT_LISTENING)
 _ALL = UP | DOWN | REFUSED | ACCEPTED | LISTENING
-_EVENT = struct.Struct("=hi")  # its number and its value; zmq.utils.monitor knows too, and imports asyncio
+_EVENT = struct.Struct("=hi")  # number and value of an event; zmq.utils.monitor would import asyncio
 
 _recv = _Raw.recv
 _get = _Raw.get
@@ -44,21 +44,21 @@ _SPARE = 6  # descriptors that a new connection and its monitor need, with a lit
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of sockets: milliseconds, bytes, counts."""
+    """Limits of sockets: milliseconds, bytes, counts."""
 
     reconnect_ms: int = 3
     reconnect_max_ms: int = 200
     linger_ms: int = 1000
     backlog: int = 2048
-    heartbeat_ms: int = 5_000  # TCP only: libzmq's own threads answer, no GIL is needed
+    heartbeat_ms: int = 5_000  # TCP only: libzmq's own threads answer without the GIL
     heartbeat_timeout_ms: int = 20_000
-    handshake_ms: int = 5_000  # TCP: whoever has not shown the key by then is cut off
-    strangers: int = 256  # TCP: connections at a time that have not yet shown it
+    handshake_ms: int = 5_000  # TCP: the time to prove the key
+    strangers: int = 256  # TCP: most connections that have not proved it
     max_frame: int = SIZE + (1 << 20)  # bytes; TCP: a larger frame cuts the connection
 
 
 def new_context() -> Context:
-    """A context for one node."""
+    """Returns a context for one node."""
     try:
         context: Context = zmq.Context()
         context.set(zmq.MAX_SOCKETS, min(65535, context.get(zmq.SOCKET_LIMIT)))  # 1023 otherwise
@@ -68,7 +68,7 @@ def new_context() -> Context:
 
 
 def listener(context: Context, endpoint: str, keys: Keys | None, limits: Limits) -> Socket:
-    """A ROUTER for TCP, not yet bound, that talks only to those who have the same keys, if any are given."""
+    """Returns a ROUTER for TCP, not yet bound, that talks only to peers with the same keys, if any are given."""
     router = _router(context, limits)
     _tcp(router, endpoint, limits)
     router.setsockopt(zmq.HANDSHAKE_IVL, limits.handshake_ms)
@@ -80,9 +80,9 @@ def listener(context: Context, endpoint: str, keys: Keys | None, limits: Limits)
 
 
 def listen(router: Socket, endpoint: str, limits: Limits, bound: int | None = None) -> None:
-    """Binds a ROUTER; `bound` is the descriptor of a socket that is bound there already: it becomes the ROUTER's.
+    """Binds a ROUTER; `bound` is the descriptor of a socket that is bound there already, which the ROUTER takes over.
 
-    Raises TransportError for an endpoint that cannot be had.
+    Raises TransportError for an unavailable endpoint.
     """
     if bound is not None:
         _adopt(router, bound, limits)
@@ -95,7 +95,7 @@ def listen(router: Socket, endpoint: str, limits: Limits, bound: int | None = No
 
 
 def dial(context: Context, endpoint: str, routing_id: str, keys: Keys | None, limits: Limits) -> Socket:
-    """A DEALER connected to `endpoint`, which need not be there yet."""
+    """Returns a DEALER connected to `endpoint`, which need not exist yet."""
     spare_descriptors(f"a connection to {endpoint}")
     dealer = _socket(context, zmq.DEALER, f"a connection to {endpoint}", limits)
     try:
@@ -103,7 +103,7 @@ def dial(context: Context, endpoint: str, routing_id: str, keys: Keys | None, li
         dealer.setsockopt(zmq.RECONNECT_IVL, limits.reconnect_ms)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, limits.reconnect_max_ms)
         _tcp(dealer, endpoint, limits)
-        # What is written while there is no connection stays in our link, which knows what the peer lacks.
+        # Messages without a connection stay in our link, which knows what the peer lacks.
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         if keys is not None:
             dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.public)
@@ -116,7 +116,7 @@ def dial(context: Context, endpoint: str, routing_id: str, keys: Keys | None, li
 
 
 def connect(dealer: Socket, endpoint: str) -> None:
-    """Begin to connect; apart from `dial` so that a monitor can be there before."""
+    """Starts to connect; separate from `dial` so that a monitor can be attached before."""
     try:
         dealer.connect(endpoint)
     except zmq.ZMQError as error:
@@ -127,7 +127,7 @@ def connect(dealer: Socket, endpoint: str) -> None:
 
 
 def read_router(router: Socket) -> tuple[bytes, bytes, list[Frame]] | None:
-    """One message of a ROUTER as (routing id, frame 0, further frames), or None when there is none."""
+    """Returns one message of a ROUTER as (routing id, frame 0, further frames), or None without one."""
     try:
         routing_id: Any = _recv(router, _NOBLOCK, True, False)
     except zmq.Again:
@@ -139,7 +139,7 @@ def read_router(router: Socket) -> tuple[bytes, bytes, list[Frame]] | None:
 
 
 def read_dealer(dealer: Socket) -> tuple[bytes, list[Frame]] | None:
-    """One message of a DEALER as (frame 0, further frames), or None when there is none."""
+    """Returns one message of a DEALER as (frame 0, further frames), or None without one."""
     events: Any = _get(dealer, _EVENTS)
     if not events & _POLLIN:
         return None
@@ -149,7 +149,7 @@ def read_dealer(dealer: Socket) -> tuple[bytes, list[Frame]] | None:
 def _read_rest(socket: Socket) -> tuple[bytes, list[Frame]]:
     frame0: Any = _recv(socket, _NOBLOCK, True, False)
     frames: list[Frame] = []
-    if frame0[:1] == b"\1":  # a chunk: lent, not copied, since it is copied to its place at once
+    if frame0[:1] == b"\1":  # a chunk: lent, not copied, since it is copied into place at once
         while _get(socket, _RCVMORE):
             lent: Any = _recv(socket, _NOBLOCK, False, False)
             frames.append(memoryview(lent))
@@ -165,9 +165,9 @@ def ipc_endpoint(folder: Path, name: str) -> str:
 
 
 def checked_path(endpoint: str) -> str:
-    """The same endpoint if a unix socket can have such a path. Raises TransportError."""
+    """Returns the endpoint if a unix socket can have its path. Raises TransportError."""
     path = endpoint.removeprefix("ipc://")
-    if len(os.fsencode(path)) >= 100:  # 107 on Linux, 103 on macOS, with a little room
+    if len(os.fsencode(path)) >= 100:  # 107 on Linux, 103 on macOS, with a margin
         raise TransportError(
             f"the socket path {path} is too long for this system: choose a shorter run folder "
             "(XDG_RUNTIME_DIR or TMPDIR)"
@@ -176,7 +176,7 @@ def checked_path(endpoint: str) -> str:
 
 
 def spare_descriptors(purpose: str) -> None:
-    """Raise DescriptorLimitError if not even a few are left: libzmq would only try again and again in silence."""
+    """Raises DescriptorLimitError if too few descriptors are left: libzmq would only retry forever, silently."""
     spare: list[int] = []
     try:
         for _ in range(_SPARE):
@@ -198,14 +198,14 @@ def _router(context: Context, limits: Limits) -> Socket:
 
 
 def _tcp(socket: Socket, endpoint: str, limits: Limits) -> None:
-    # Names are looked up as IPv4: libzmq tries only the first answer, which for localhost is often the wrong one.
+    # Names are looked up as IPv4: libzmq tries only the first address, which for localhost is often the wrong one.
     socket.setsockopt(zmq.IPV6, "[" in endpoint)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.MAXMSGSIZE, limits.max_frame)
     socket.setsockopt(zmq.HEARTBEAT_IVL, limits.heartbeat_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, limits.heartbeat_timeout_ms)
     socket.setsockopt(zmq.HEARTBEAT_TTL, limits.heartbeat_timeout_ms)
-    # A heartbeat only leaves when all before it has: only the kernel can detect a connection that takes no more.
+    # A heartbeat leaves only after all earlier data: only the kernel can detect a connection that accepts no more.
     socket.setsockopt(zmq.TCP_MAXRT, limits.heartbeat_timeout_ms)
 
 
@@ -270,7 +270,7 @@ class Monitor:
         return False
 
     def close(self) -> None:
-        """Ends it. The pair itself is closed by the thread that reads it."""
+        """Ends the monitor. The pair itself is closed by the thread that reads it."""
         if not self._closed:
             self._closed = True
             self._reader.unwatch(self._fd)
