@@ -112,13 +112,13 @@ def test_a_killed_process_and_its_actors_come_back(own_procs: ProcMesh, counters
 
 
 def test_an_incarnation_that_an_unrecorded_heal_gave_before_still_calls(
-    own_procs: ProcMesh, counters: Any, killed: Kill
+    own_procs: ProcMesh, counters: Any, kill_procs: Kill
 ) -> None:
     callers: Any = own_procs.spawn("callers", Caller)
     caller = callers.slice(gpus=1)
     record = current_runtime().part(Driver).machine._records.meshes[callers._state.uid]
     for _ in range(2):
-        killed(own_procs.slice(gpus=1))
+        kill_procs(own_procs.slice(gpus=1))
         status = record.at(1)  # what the next controller knows if one ended before it recorded its heal:
         record.put(1, status.state, 0, status.cause, status.failure_id)
         callers._state.incarnations = {}
