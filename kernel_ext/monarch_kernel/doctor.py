@@ -53,12 +53,7 @@ def kernel_findings(shell: object) -> list[Check]:
         advice = "Magics and text work here. For displays, open a notebook: jupyter lab"
         return [Check("kernel", "warning", "this is IPython in a terminal, no notebook kernel", advice)]
     versions = ", ".join(f"{name} {installed(name)}" for name in ("ipykernel", "ipython", "pyzmq"))
-    return [
-        Check("kernel", "ok", f"{versions}; %load_ext works"),
-        _comm(kernel),
-        _widgets(),
-        *levels(facts_of(shell)),
-    ]
+    return [Check("kernel", "ok", f"{versions}; %load_ext works"), _comm(kernel), _widgets(), *levels(facts_of(shell))]
 
 
 def _comm(kernel: object) -> Check:

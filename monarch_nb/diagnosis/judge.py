@@ -74,10 +74,7 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "out of memory": ("memory", "{where} {is} dead: {detail}; let it hold less, or give its host more memory"),
     "unreachable": ("unreachable", "{where} cannot be reached: {detail}"),
     "paused": ("stopped", "{where} {is} stopped in the debugger; %mdb continues"),
-    "unresponsive": (
-        "stuck",
-        "{where} {does} not answer: stopped by a signal, or in C code that holds the GIL",
-    ),
+    "unresponsive": ("stuck", "{where} {does} not answer: stopped by a signal, or in C code that holds the GIL"),
     "asleep": ("stuck", "{where} {does} not answer: in C code that holds the GIL, and sleeps; %stacks shows where"),
 }
 

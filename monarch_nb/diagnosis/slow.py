@@ -240,10 +240,7 @@ def _is_most(mine: float, theirs: float, total: float, samples: int) -> bool:
 
 
 def _compared(
-    ranks: Mapping[int, RankTimes],
-    rank: int,
-    peers: Sequence[int],
-    key_of: Callable[[TimeSpent], tuple[str, str]],
+    ranks: Mapping[int, RankTimes], rank: int, peers: Sequence[int], key_of: Callable[[TimeSpent], tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """Returns a rank's share of the time and the others' median, by key, where the rank's is larger."""
     shares = {member: dict[tuple[str, str], float]() for member in (rank, *peers)}

@@ -159,7 +159,4 @@ def _key_and_versions(endpoint: str, keys: Keys | None, timeout: float) -> list[
     problem = objection(endpoint, answer, ())
     if problem is not None:
         return [key, Check("versions", "error", str(problem))]
-    return [
-        key,
-        Check("versions", "ok", f"host {answer.host}: Python {answer.python}, monarch-nb {answer.version}"),
-    ]
+    return [key, Check("versions", "ok", f"host {answer.host}: Python {answer.python}, monarch-nb {answer.version}")]

@@ -26,11 +26,7 @@ HOLD = Verb("agent.hold", p.Hold, Done, doc="a mesh of the sender that may outli
 DETACH = Verb("agent.detach", p.Detach, Done, doc="the sender leaves a mesh, which keeps running for its lease")
 ATTACH = Verb("agent.attach", p.Attach, p.AttachReply, doc="the sender attaches a mesh that was left, or takes it over")
 CASTS = Verb(
-    "relays.casts",
-    p.AskCasts,
-    p.CastStates,
-    lane=Lane.DATA,
-    doc="what has become of casts that a relay may have lost?",
+    "relays.casts", p.AskCasts, p.CastStates, lane=Lane.DATA, doc="what has become of casts that a relay may have lost?"
 )
 KEY = Verb("agent.key", p.KeyChange, p.KeyChanged, doc="one step in the change of the job's key")
 DROP = Verb("agent.drop", p.DropMesh, Done, doc="ranks that the sender gave up when it lost the host are stopped")

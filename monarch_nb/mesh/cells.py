@@ -14,15 +14,7 @@ from monarch_nb.mesh.handle import part_of, region_of, state_of
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.runtime import (
-    EXEC,
-    Future,
-    MeshState,
-    PendingCall,
-    current,
-    current_runtime,
-    proc_state_of,
-)
+from monarch_nb.runtime import EXEC, Future, MeshState, PendingCall, current, current_runtime, proc_state_of
 from monarch_nb.shape import NDSlice, Region, places_of
 from monarch_nb.wire import text_of
 

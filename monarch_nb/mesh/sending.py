@@ -135,17 +135,7 @@ def send_each(
     try:
         for index, rank in enumerate(ranks):
             single = Region((), NDSlice(rank, (), ()))
-            send_region(
-                runtime,
-                context,
-                actor,
-                single,
-                method,
-                frames,
-                pending=call,
-                ordered=ordered,
-                index=index,
-            )
+            send_region(runtime, context, actor, single, method, frames, pending=call, ordered=ordered, index=index)
     except BaseException:
         call.close()
         raise

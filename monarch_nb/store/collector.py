@@ -24,15 +24,7 @@ from monarch_nb.mesh.mesh_events import (
     RankPaused,
     RankResumed,
 )
-from monarch_nb.runtime import (
-    ActorState,
-    MeshState,
-    PendingCall,
-    ProcState,
-    Runtime,
-    proc_state_of,
-    when_done,
-)
+from monarch_nb.runtime import ActorState, MeshState, PendingCall, ProcState, Runtime, proc_state_of, when_done
 from monarch_nb.shape import RegionForm
 from monarch_nb.store import events as e
 from monarch_nb.store.failures import record

@@ -30,12 +30,7 @@ class TensorError(ActorError, RuntimeError):
     missing = ("Nobody has fetched what this operation made", "`monarch.inspect(…)` raises its error")
 
     def __init__(
-        self,
-        operation: str,
-        origin: ProgramLine | None,
-        failures: Sequence[Failure],
-        mesh: str = "",
-        details: str = "",
+        self, operation: str, origin: ProgramLine | None, failures: Sequence[Failure], mesh: str = "", details: str = ""
     ) -> None:
         first = failures[0]
         remote = RemoteException(first.type_name, first.text, first.traceback, "it was sent as text")

@@ -29,12 +29,7 @@ class CommandBatch:
     """
 
     def __init__(
-        self,
-        number: int,
-        first: int,
-        sites: list[CallSite | None],
-        first_byte: int,
-        future: Future[ValueMesh[Receipt]],
+        self, number: int, first: int, sites: list[CallSite | None], first_byte: int, future: Future[ValueMesh[Receipt]]
     ) -> None:
         self.number, self.first, self.sites, self.first_byte, self.future = number, first, sites, first_byte, future
 

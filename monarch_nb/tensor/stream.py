@@ -18,15 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.runtime import (
-    Context,
-    Future,
-    current,
-    current_runtime,
-    derived_future,
-    unretrieved,
-    when_done,
-)
+from monarch_nb.runtime import Context, Future, current, current_runtime, derived_future, unretrieved, when_done
 from monarch_nb.supervision import SupervisionError
 from monarch_nb.tensor.commands import (
     FREE,

@@ -17,14 +17,7 @@ import cloudpickle.cloudpickle as cp
 from monarch_nb.gpu import DeviceFile, Marker
 from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, class_of, travels_by_value
-from monarch_nb.wire.tensors import (
-    NAMED_BY_TORCH,
-    Storage,
-    reduce_storage,
-    reduce_tensor,
-    tensor_types,
-    torchs_own,
-)
+from monarch_nb.wire.tensors import NAMED_BY_TORCH, Storage, reduce_storage, reduce_tensor, tensor_types, torchs_own
 
 SMALLEST_BUFFER = 4096  # bytes; below, a copy into the pickle is cheaper than a frame
 _ENGINE = (str(Path(__file__).parent.parent), str(Path(cloudpickle.__file__).parent))

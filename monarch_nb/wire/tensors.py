@@ -230,10 +230,7 @@ class _ModesOff:
         torch = _torch()
         contexts = (torch.utils._python_dispatch._disable_current_modes(),) if dispatching else ()
         # DisableTorchFunction also disables the effect of modes on functions.
-        self._contexts: list[Any] = [
-            *contexts,
-            *((torch._C.DisableTorchFunction(),) if overriding else ()),
-        ]
+        self._contexts: list[Any] = [*contexts, *((torch._C.DisableTorchFunction(),) if overriding else ())]
 
     def __enter__(self) -> None:
         for context in self._contexts:

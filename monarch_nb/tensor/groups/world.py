@@ -110,13 +110,7 @@ class TorchGroups:
             backend = "gloo" if spec.device == "cpu" else _backend_of(_devices(group_store, rank, self.size))
             if backend == _SHARED:
                 self._staging = Staging()
-            dist.init_process_group(
-                backend,
-                rank=rank,
-                world_size=self.size,
-                store=group_store,
-                timeout=_TIMEOUT,
-            )
+            dist.init_process_group(backend, rank=rank, world_size=self.size, store=group_store, timeout=_TIMEOUT)
             self._is_ours = True
             dist.barrier()
         for name, mesh in sorted(self._meshes.items()):

@@ -83,11 +83,7 @@ def _with_sum_reduction(args: Sequence[object]) -> Sequence[object]:
 
 
 def _grouped_mm(
-    a: Tensor,
-    b: Tensor,
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """Meta function, since PyTorch's supports bfloat16 only."""
     if a.dtype not in (torch.float32, torch.bfloat16, torch.float16) or a.dtype != b.dtype:

@@ -232,10 +232,7 @@ def _apply_rules(operation: Operation, world: World) -> OutputSharding:
     try:
         info = dispatcher.unwrap_to_op_info(operation.func, tuple(args), kwargs)
         assert info.schema is not None
-        with (
-            unset_fake_temporarily(),
-            bounded(),
-        ):  # it enters its own mode, or none when it decomposes operations
+        with unset_fake_temporarily(), bounded():  # it enters its own mode, or none when it decomposes operations
             return dispatcher.sharding_propagator.propagate_op_sharding_non_cached(info.schema)
     except Exception as error:
         too_many = next((cause for cause in (error, error.__cause__) if isinstance(cause, TooManyWays)), None)

@@ -37,8 +37,7 @@ class Agreement:
         key = (_NONE, _NONE, _NONE) if lost is None else (lost.number, lost.stream, lost.rank)
         # The number of the one with the smallest key stands for its stream and rank, too.
         minima = torch.tensor(
-            [number if lost is None else _NONE, -number if lost is None else _NONE, *key],
-            device=self._mesh.device_type,
+            [number if lost is None else _NONE, -number if lost is None else _NONE, *key], device=self._mesh.device_type
         )
         for dim in range(self._mesh.ndim):
             dist.all_reduce(minima, dist.ReduceOp.MIN, group=self._mesh.get_group(dim))
