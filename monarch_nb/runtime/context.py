@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from monarch_nb.routing import Outbox
 from monarch_nb.runtime.ids import Uid
 from monarch_nb.shape import Extent, Point
-from monarch_nb.wire import Harmless, parse_address
+from monarch_nb.wire import Harmless, Header, parse_address
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.actors.cell import ActorCell
@@ -197,6 +197,16 @@ current: ContextVar[Context | None] = ContextVar("monarch_context", default=None
 
 
 _extent = functools.lru_cache(maxsize=64)(Extent)  # the extents of slices, used for many calls
+
+
+def stream_of(header: Header, process: "Runtime") -> str:
+    """Returns a name that no other actor's messages have.
+
+    The actor's incarnation is not enough: a controller that ends before it has recorded a heal leaves the same one to
+    the next controller.
+    """
+    proc_incarnation = parse_address(process.address).incarnation
+    return f"{header.mesh}.{header.rank}.{header.incarnation}.{proc_incarnation}.{process.node.incarnation:x}"
 
 
 @functools.lru_cache(maxsize=256)

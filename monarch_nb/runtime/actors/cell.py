@@ -20,7 +20,7 @@ from monarch_nb.runtime.actors.endpoint import AnyEndpoint, endpoints_of, kind_o
 from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.runtime.actors.interrupts import InterruptWindow
 from monarch_nb.runtime.cancellation import not_run
-from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current, point_of
+from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current, point_of, stream_of
 from monarch_nb.runtime.encoded_arguments import EncodedObject
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.spans import continued, instrumented
@@ -36,7 +36,6 @@ from monarch_nb.wire import (
     encode_exception,
     error_line,
     format_exception,
-    parse_address,
     pickle_failure,
     text_of,
     type_name,
@@ -61,16 +60,6 @@ HOOK = "__healed__"  # names the re-created ranks to survivors
 ANEW = "__anew__"  # makes the object again, of the same arguments
 RELOAD = "__reload__"  # gives the actor a new class between messages
 INTERRUPT_HOOK = "__interrupted__"  # of actors of the library that decide themselves where an interrupt may raise
-
-
-def _stream_of(header: Header, process: "Runtime") -> str:
-    """Returns a name that no other actor's messages have.
-
-    The actor's incarnation is not enough: a controller that ends before it has recorded a heal leaves the same one to
-    the next controller.
-    """
-    proc_incarnation = parse_address(process.address).incarnation
-    return f"{header.mesh}.{header.rank}.{header.incarnation}.{proc_incarnation}.{process.node.incarnation:x}"
 
 
 class ActorCell:
@@ -116,7 +105,7 @@ class ActorCell:
         itself = Ancestor(shown, spec.name, spec.class_name, labels, sizes, point.rank)
         self.instance = Instance(
             process,
-            stream=_stream_of(header, process),
+            stream=stream_of(header, process),
             lineage=(*spec.creators, itself),
             rank=point,
             mesh=header.mesh,
