@@ -381,13 +381,17 @@ def run(
             check_lane(stream, plan.operation, references, plan.writes)
         else:  # a sharded tensor may share memory that is lent
             check_loans(stream, plan.operation, references, plan.writes, of_sharded=True)
-    targets: Sequence[WriteRecord] = ()
-    if plan.writes:
-        references = [tensor.reference for tensor in inputs]
-        targets = [references[index].writes for index in plan.writes]
-        check_writes(plan, references, site)
+    targets: list[WriteRecord] = []
+    written: list[Reference] | None = None  # the inputs, where a write to one of them concerns others
+    for index in plan.writes:
+        reference = inputs[index].reference
+        targets.append(reference.writes)
+        if plan.puts_back or reference.memory is not None or reference.copied is not None:
+            written = [tensor.reference for tensor in inputs]
+    if written is not None:
+        check_writes(plan, written, site)
         if has_gradient:
-            check_gradients(plan, references)
+            check_gradients(plan, written)
     is_shared = plan.rebinds and check_reshape(
         plan, inputs[0].reference, has_gradient=inputs[0].requires_grad, is_base=inputs[0]._base is None
     )
@@ -419,8 +423,8 @@ def run(
         stream.issue((plan.number, stream.draws.next(stream, generator), *numbers, *floats, *results), site, targets)
     if plan.collectives:
         stream.table.moved(site, plan)
-    if plan.writes:
-        propagate_writes(plan, [tensor.reference for tensor in inputs], site)
+    if written is not None:
+        propagate_writes(plan, written, site)
     if plan.rebinds:
         before = inputs[0].reference
         inputs[0].meta, inputs[0].reference = outputs[0].meta, outputs[0].reference

@@ -223,8 +223,8 @@ class HeldObjects:
                 issue(((FREE, number), None, ()))
                 if self.entries.pop(number, None) is None:
                     self.objects.pop(number, None)
-                for marks in (self.lost, self.stale, self.leaves):
-                    if marks:
+                if self.leaves or self.lost or self.stale:
+                    for marks in (self.leaves, self.lost, self.stale):
                         marks.pop(number, None)
                 if ended and ended[0] is entry:
                     ended.popleft()
