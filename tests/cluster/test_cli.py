@@ -140,7 +140,7 @@ def test_agents_at_terminals_say_how_to_attach_and_end_on_interrupt(tmp_path: Pa
 def test_lists_of_nothing_say_what_to_do(
     tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(folders, "_places", lambda: [tmp_path])  # other tests have jobs in the usual folders
+    monkeypatch.setattr(folders, "_bases", lambda: [tmp_path])  # other tests have jobs in the usual folders
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert main(words) == 0
