@@ -111,7 +111,7 @@ def send_region(
         if ordered:
             uninterrupted(_number, context, actor, runs, numbered)
             runs = numbered[0]
-        _send(runtime, actor, region, header, runs, parcel)
+        _send(runtime, actor, region, header, runs, parcel, pending)
         if pending is not None and header.dst and not is_local:
             pending.sent.append(header)
     except BaseException:
@@ -161,7 +161,13 @@ def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, r
 
 
 def _send(
-    runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: Sequence[Run], parcel: "Parcel"
+    runtime: Runtime,
+    actor: ActorState,
+    region: Region,
+    header: Header,
+    runs: Sequence[Run],
+    parcel: "Parcel",
+    pending: PendingCall[object] | None = None,
 ) -> None:
     if header.dst:  # one rank
         run = runs[0]
@@ -193,9 +199,7 @@ def _send(
             )
             runtime.send(copy, parcel)
         return
-    branches = plan_cast(layout, runs)
-    waiting = runtime.calls.get(header.call)
-    for dst, plan in branches:
+    for dst, plan in plan_cast(layout, runs):
         copy = Header(
             Kind.CAST,
             dst,
@@ -212,6 +216,6 @@ def _send(
             trace=header.trace,
             unread=header.unread,
         )
-        if waiting is not None:
-            waiting.sent.append(copy)
+        if pending is not None:
+            pending.sent.append(copy)
         runtime.send(copy, parcel)

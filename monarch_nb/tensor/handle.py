@@ -382,12 +382,13 @@ def run(
         else:  # a sharded tensor may share memory that is lent
             check_loans(stream, plan.operation, references, plan.writes, of_sharded=True)
     targets: list[WriteRecord] = []
-    written: list[Reference] | None = None  # the inputs, where a write to one of them concerns others
+    concerns_others = plan.puts_back
     for index in plan.writes:
         reference = inputs[index].reference
         targets.append(reference.writes)
-        if plan.puts_back or reference.memory is not None or reference.copied is not None:
-            written = [tensor.reference for tensor in inputs]
+        if reference.memory is not None or reference.copied is not None:
+            concerns_others = True
+    written = [tensor.reference for tensor in inputs] if concerns_others else None
     if written is not None:
         check_writes(plan, written, site)
         if has_gradient:
