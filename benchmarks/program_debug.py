@@ -11,7 +11,7 @@ from measure import figure, leave, plan_of, repeat, times
 from monarch.actor import Actor, endpoint, this_host
 from monarch.config import configured
 from monarch_nb import debug
-from monarch_nb.debug.prompt.terminal import NoPrompt
+from monarch_nb.debug.prompt.conversation import NoPrompt
 from monarch_nb.debug.prompt.waits import WaitPrompt
 from monarch_nb.runtime.waiting import WaitObserver, join
 from monarch_nb.runtime.waiting import leave as leave_waits

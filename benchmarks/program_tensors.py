@@ -44,7 +44,7 @@ def large(mesh: Any) -> None:
 
 def watched(mesh: Any) -> None:
     """The same operation while a face shows the mesh's tensors, in turn with nobody looking."""
-    from monarch_kernel.tensors.reporter import TensorReporter
+    from monarch_kernel.tensors import TensorReporter
 
     t = mesh.zeros(64, 64, sharding_spec=["rank", None])
     tensors = [t + float(number) for number in range(200)]  # that a face has to show

@@ -25,14 +25,14 @@ import monarch_nb.actor
 from benchmarks.virtual_hosts import STUCK, Member, VirtualCluster, VirtualHost
 from monarch_nb.actor import SupervisionError, heal_mesh
 from monarch_nb.connect import mesh_attach, mesh_detach
-from monarch_nb.connect.joining import accept_hosts
+from monarch_nb.connect.hosts import accept_hosts
 from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.diagnosis.collector import diagnosing
 from monarch_nb.logs import MeshLogs
-from monarch_nb.logs.written import Written
+from monarch_nb.logs.lines import Written
 from monarch_nb.store.hub import store_of
+from monarch_nb.transport.memory.clock import MemoryTime
 from monarch_nb.transport.memory.network import MemoryNetwork, NetworkFaults
-from monarch_nb.transport.memory.time import MemoryTime
 
 PER_HOST = 8
 RACK = 32  # hosts that lose their power together

@@ -24,7 +24,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.mesh_leases import MeshLeases
 from monarch_nb.lifecycle.watching import ProcessWatcher
-from monarch_nb.logs.tail import LogMessages, Tail
+from monarch_nb.logs.tailer import LogMessages, Tail
 from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogBlock, LogChunks, Took
 from monarch_nb.runtime import DOING, INTERRUPT, SPAWN, RunningEndpoint
 from monarch_nb.transport import Keys, Parcel, UnreachableError

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from monarch_nb.actor import Future
     from monarch_nb.config import clear_runtime_config, configure, configured, get_global_config, get_runtime_config
+    from monarch_nb.connect.downtime import results
     from monarch_nb.connect.mesh_attach import attach
-    from monarch_nb.connect.stored_results import results
     from monarch_nb.diagnosis import diagnose, watch
     from monarch_nb.distributed import (
         OpaqueRef,
@@ -145,7 +145,7 @@ _HOMES = {
     "module_to_mesh": "monarch_nb.distributed",
     "profile": "monarch_nb.profiling",
     "timeline": "monarch_nb.profiling",
-    "results": "monarch_nb.connect.stored_results",
+    "results": "monarch_nb.connect.downtime",
     "watch": "monarch_nb.diagnosis",
 }
 
@@ -221,7 +221,7 @@ _package.set_becoming(_become_controller)
 def load_ipython_extension(ip: "InteractiveShell") -> None:
     """Loads the notebook side: `%load_ext monarch`, or `%load_ext monarch_nb` anywhere."""
     if f"{__name__}.mesh" not in sys.modules:  # the host agent starts while the rest is imported
-        importlib.import_module(f"{__name__}.host.ahead").start_ahead()
+        importlib.import_module(f"{__name__}.host.launch").start_ahead()
     _kernel_side().load_ipython_extension(ip)
 
 

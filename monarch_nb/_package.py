@@ -1,13 +1,18 @@
 """The package's own data and helpers, for every layer: version and home page, names that are imported at first use,
-errors about missing parts, and the way a process becomes a controller. Imports nothing of the project.
+hooks for modules that the program imports, errors about missing parts, and the way a process becomes a controller.
+Imports nothing of the project.
 
 Error texts link to the home page, since a user who has installed a wheel has no other copy of the pages.
 """
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, NoReturn
+
+Change = Callable[[Any], None]  # of a module that has been imported
 
 __version__ = "0.1.0"
 HOMEPAGE = "https://github.com/monarch-nb/monarch-nb"
@@ -78,3 +83,46 @@ def lazy_names(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[
         return value
 
     return look_up
+
+
+class _Finder:
+    """A finder that delegates to the other finders, and applies a change after a module's code was executed."""
+
+    def __init__(self) -> None:
+        self.changes: dict[str, Change] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns the spec of a module that is to be changed."""
+        change = self.changes.get(name)
+        if change is None:
+            return None
+        finders = (finder for finder in tuple(sys.meta_path) if finder is not self)
+        finds = (getattr(finder, "find_spec", None) for finder in finders)
+        specs = (find(name, path, target) for find in finds if find is not None)
+        spec = next(filter(None, specs), None)
+        loader: Any = spec and spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return spec
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            change(module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+_finder = _Finder()
+
+
+def when_imported(name: str, change: Change) -> None:
+    """Calls `change` with a module: now if it is imported already, and after each later execution of the module."""
+    _finder.changes[name] = change
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    module = sys.modules.get(name)
+    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        change(module)

@@ -23,7 +23,7 @@ from monarch_nb.runtime import (
     started,
 )
 from monarch_nb.runtime.ids import ProcId, Uid
-from monarch_nb.runtime.output.log_prefix import config
+from monarch_nb.runtime.output.own_log import config
 from monarch_nb.settings import ChannelTransport
 from monarch_nb.shape import Extent, NDSlice, Point, Region, Shape, Slice
 from monarch_nb.wire import ActorError
@@ -118,7 +118,7 @@ __path__: list[str] = []  # a package to the import system: torchmonarch has a m
 def this_host() -> "HostMesh":
     """Returns the host that this process runs on, without dimensions."""
     if started() is None and "monarch_nb.mesh" not in sys.modules:
-        from monarch_nb.host.ahead import start_ahead
+        from monarch_nb.host.launch import start_ahead
 
         start_ahead()  # starts the agent while the rest of the library is imported
     from monarch_nb.mesh import this_host as find

@@ -136,8 +136,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Check]]":
     """Returns the engine's report on each host of a job, and the legs of the ways to it until one is open."""
     from monarch_nb import doctor
-    from monarch_nb.job.named import find_job
-    from monarch_nb.job.reopening import hosts_of_job
+    from monarch_nb.job.named import find_job, hosts_of_job
 
     try:
         hosts = hosts_of_job(find_job(word))

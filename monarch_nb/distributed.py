@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from monarch_nb.mesh import ValueMesh
     from monarch_nb.tensor.checkpoints import Checkpoints
+    from monarch_nb.tensor.checkpoints.checkpoints import load, load_safetensors, save
     from monarch_nb.tensor.errors import (
         CompileError,
         CompileWarning,
@@ -29,24 +30,28 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.handle import MeshTensor
     from monarch_nb.tensor.lanes import coalescing
     from monarch_nb.tensor.mesh import Mesh
-    from monarch_nb.tensor.modules.files import load, save
+    from monarch_nb.tensor.modules.gathering import no_sync
     from monarch_nb.tensor.modules.plan import Plan
-    from monarch_nb.tensor.modules.summing import no_sync
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh
     from monarch_nb.tensor.ranks.active import get_active_mesh, no_mesh
-    from monarch_nb.tensor.ranks.autograd_functions import remote_autograd_function
     from monarch_nb.tensor.ranks.engine import spawn_tensor_engine
     from monarch_nb.tensor.ranks.exchanging import reduce, reduce_, slice_mesh, to_mesh
-    from monarch_nb.tensor.ranks.fetching import fetch_shard, inspect, show
-    from monarch_nb.tensor.ranks.gradients import grad_function, grad_generator
+    from monarch_nb.tensor.ranks.gradients import grad_function, grad_generator, remote_autograd_function
     from monarch_nb.tensor.ranks.opaque import OpaqueModule, OpaqueObject, opaque_method
-    from monarch_nb.tensor.ranks.remote import RemoteProcessGroup, call_on_shard_and_fetch, function_resolvers, remote
+    from monarch_nb.tensor.ranks.remote import (
+        RemoteProcessGroup,
+        call_on_shard_and_fetch,
+        fetch_shard,
+        function_resolvers,
+        inspect,
+        remote,
+        show,
+    )
     from monarch_nb.tensor.ranks.streams import Borrow, Stream, get_active_stream
     from monarch_nb.tensor.ranks.tensor import Tensor
-    from monarch_nb.tensor.safetensors import load_safetensors
     from monarch_nb.tensor.simulated.simulator import Simulator, SimulatorBackendMode, SimulatorTraceMode, set_meta
     from monarch_nb.tensor.verify import Verification, verify
-    from monarch_nb.tensor.workers.opaque import OpaqueRef
+    from monarch_nb.tensor.workers.calls import OpaqueRef
 
 __all__ = [
     "Borrow",
@@ -103,7 +108,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "checkpoints": ("Checkpoints",),
+    "checkpoints.checkpoints": ("Checkpoints", "load", "load_safetensors", "save"),
     "errors": (
         "CompileError",
         "CompileWarning",
@@ -115,21 +120,25 @@ _HOMES = {
     "handle": ("MeshTensor",),
     "lanes": ("coalescing",),
     "ranks.active": ("get_active_mesh", "no_mesh"),
-    "ranks.autograd_functions": ("remote_autograd_function",),
     "ranks.engine": ("spawn_tensor_engine",),
     "ranks.opaque": ("OpaqueModule", "OpaqueObject", "opaque_method"),
-    "workers.opaque": ("OpaqueRef",),
+    "workers.calls": ("OpaqueRef",),
     "ranks.exchanging": ("reduce", "reduce_", "slice_mesh", "to_mesh"),
-    "ranks.gradients": ("grad_function", "grad_generator"),
-    "ranks.remote": ("RemoteProcessGroup", "call_on_shard_and_fetch", "function_resolvers", "remote"),
+    "ranks.gradients": ("grad_function", "grad_generator", "remote_autograd_function"),
+    "ranks.remote": (
+        "RemoteProcessGroup",
+        "call_on_shard_and_fetch",
+        "fetch_shard",
+        "function_resolvers",
+        "inspect",
+        "remote",
+        "show",
+    ),
     "ranks.streams": ("Borrow", "Stream", "get_active_stream"),
     "ranks.tensor": ("Tensor",),
-    "ranks.fetching": ("fetch_shard", "inspect", "show"),
-    "safetensors": ("load_safetensors",),
     "mesh": ("Mesh",),
-    "modules.files": ("load", "save"),
     "modules.plan": ("Plan",),
-    "modules.summing": ("no_sync",),
+    "modules.gathering": ("no_sync",),
     "modules.to_mesh": ("module_to_mesh",),
     "simulated.simulator": ("Simulator", "SimulatorBackendMode", "SimulatorTraceMode", "set_meta"),
     "verify": ("Verification", "verify"),

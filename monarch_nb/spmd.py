@@ -22,8 +22,8 @@ from monarch_nb.host.gpus import devices
 from monarch_nb.host.procs.proc_main import reseed
 from monarch_nb.mesh import ValueMesh, region_of, state_of
 from monarch_nb.mesh.console import remember_source
-from monarch_nb.mesh.operations import operations
-from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
+from monarch_nb.mesh.handle import operations
+from monarch_nb.runtime.output.displays import open_figures, show_figures
 from monarch_nb.telemetry.trainers import show_tables
 from monarch_nb.wire import is_users_file
 

@@ -17,10 +17,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.rdma import Shard
-from monarch_nb.rdma.shards import OfferedShards
+from monarch_nb.rdma.parameters import OfferedShards
+from monarch_nb.tensor.checkpoints.checkpoints import run_on_shards
 from monarch_nb.tensor.checkpoints.workers import in_pieces
 from monarch_nb.tensor.handle import MeshTensor
-from monarch_nb.tensor.modules.files import run_on_shards
 from monarch_nb.tensor.propagation import placed_otherwise
 
 __all__ = ["SharedStateDict", "share"]

@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from monarch_nb.code import local_modules
 from monarch_nb.connect import detached_meshes
-from monarch_nb.debug import messages as m
-from monarch_nb.debug.verbs import COMPLETE, DESCRIBE
+from monarch_nb.debug.verbs import COMPLETE, DESCRIBE, CompleteName, DescribeName
 from monarch_nb.mesh import cell_actors, region_of, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Actor, Future, ProcState, current_runtime, proc_state_of
@@ -228,12 +227,12 @@ class RankCompletion:
 
     def completions(self, cell: str, path: str) -> list[str]:
         """Completions of a path of names on the ranks of a cell; none where the first of them does not answer."""
-        answer = self._answer(cell, COMPLETE, lambda mesh, rank: m.CompleteName(mesh, rank, path))
+        answer = self._answer(cell, COMPLETE, lambda mesh, rank: CompleteName(mesh, rank, path))
         return [] if answer is None else list(answer[0].names)
 
     def described(self, cell: str, name: str, *, source: bool) -> str:
         """Returns the text about a name on the ranks of a cell; "" without one."""
-        answer = self._answer(cell, DESCRIBE, lambda mesh, rank: m.DescribeName(mesh, rank, name, source))
+        answer = self._answer(cell, DESCRIBE, lambda mesh, rank: DescribeName(mesh, rank, name, source))
         return f"{answer[0].text}\n\nOn {answer[1]}" if answer is not None and answer[0].text else ""
 
     def _answer(self, cell: str, verb: Verb[Q, A], question: Callable[[str, int], Q]) -> tuple[A, str] | None:

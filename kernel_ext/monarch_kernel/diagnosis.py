@@ -1,19 +1,33 @@
-"""%why: which ranks hold others up, are slow, differ or use more memory; %%watch: where a NaN is from."""
+"""%why and %%watch: which ranks hold others up, are slow, differ or use more memory, and where a NaN is from; %%prof
+and %timeline: where ranks spend their time, and what they do when.
+"""
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+import ast
+import inspect
+import sys
+from contextlib import AbstractContextManager, suppress
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import cell_magic, line_cell_magic, magics_class, no_var_expand
+from IPython.display import display
 
-from monarch_nb import diagnosis
+from monarch_nb import diagnosis, profiling
+from monarch_nb._parsing import parsed
 
-from .arguments import check_options, read_place
+from .arguments import check_options, read_place, read_profile, read_timeline
+from .display.errors import cell_syntax
+from .jupyter import give_back_underscores, transformed
 from .session import SessionMagics
-from .watched_cells import run_within
+from .views.timelines import TIMELINES
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis import Diagnosis, MemoryWatch, ReplicaWatch, StragglerWatch, ValueWatch
+    from monarch_nb.profiling import Profile, Timeline
+
+F = TypeVar("F")
 
 
 class _WhyArguments(NamedTuple):
@@ -141,3 +155,129 @@ class DiagnosisMagics(SessionMagics):
         else:
             context = diagnosis.watch(target.of(self._session.find(target.name)), stop="--stop" in target.options)
         return run_within(self.shell, cell, context, "with monarch.watch(NAME) as found: …, then found")
+
+
+@magics_class
+class ProfileMagics(SessionMagics):
+    """%%prof."""
+
+    @no_var_expand
+    @cell_magic
+    def prof(self, line: str, cell: str) -> "Profile":
+        """Run a cell, and show where every rank of a mesh spends its time meanwhile.
+
+        %%prof NAME [dim=0] [dim=0-2,5] ... [--hz N] [--torch]
+
+            %%prof trainers                  # what differs between ranks, and a flame graph for each group of them
+            trainers.step.call().get()
+
+            %%prof trainers gpus=0-3 --hz 500
+            %%prof trainers --torch          # also PyTorch's traces of all ranks, as one file for Perfetto
+
+        The stacks of all ranks are sampled, 100 times a second; no code changes and nothing has to be installed there.
+        The cell runs here as it would without the first line, and what it gives is shown above the profile; the profile
+        is in `_`. A cell that fails or is interrupted shows what was sampled until then. The cell cannot `await`: use
+        the Python form for that. From Python: with monarch.profile(trainers) as found: ...
+        """
+        args = read_profile(line)
+        part = args.place.of(self._session.find(args.place.name))
+        context = profiling.profile(part, hz=args.hz, torch=args.torch)
+        return run_within(self.shell, cell, context, "with monarch.profile(NAME) as found: …, then found")
+
+
+@magics_class
+class TimelineMagics(SessionMagics):
+    """%timeline and %%timeline."""
+
+    @no_var_expand
+    @line_cell_magic
+    def timeline(self, line: str, cell: str | None = None) -> "Timeline":
+        """Record what every rank of a mesh does and when: calls, spans, collectives, transfers, breakpoints, heals.
+
+        %timeline [NAME] [dim=0] [dim=0-2,5] ... [--stop] [--save FILE.json]
+        %%timeline NAME [dim=0] [dim=0-2,5] ... [--save FILE.json]
+
+            %timeline trainers            # records from now on, and shows it while it grows
+            %timeline                     # shows the newest again, as it is now
+            %timeline --stop              # ends the recording
+            %timeline --save step.json    # a file for https://ui.perfetto.dev
+
+            %%timeline trainers           # while this cell runs
+            trainers.step.call().get()
+
+        Ranks that do the same at the same time are one row. Recording takes less than 1 % of each process; without it
+        nothing is recorded and nothing is paid. The timeline is in `_`. From Python:
+        with monarch.timeline(trainers) as seen: ...
+        """
+        args = read_timeline("%timeline" if cell is None else "%%timeline", line)
+        if cell is not None:
+            if args.place is None or args.stop:
+                raise UsageError("%%timeline takes the name of a mesh: %%timeline trainers")
+            context = TIMELINES.add(profiling.timeline(args.place.of(self._session.find(args.place.name))))
+            timeline = run_within(self.shell, cell, context, "with monarch.timeline(NAME) as seen: …, then seen")
+        elif args.place is None or args.stop:
+            timeline = self._newest(None if args.place is None else args.place.name)
+        else:
+            timeline = TIMELINES.of(args.place.of(self._session.find(args.place.name))).wait()
+        if args.stop:
+            timeline.stop()
+        if args.save:
+            sys.stdout.write(f"wrote {self._saved(timeline, args.save)}: open it at https://ui.perfetto.dev\n")
+        return timeline
+
+    @staticmethod
+    def _newest(name: str | None) -> "Timeline":
+        timelines = [timeline for timeline in TIMELINES.all if name in (None, timeline.name)]
+        if not timelines:
+            raise UsageError(f"nothing was recorded{f' of {name}' if name else ''} yet: write %timeline trainers")
+        return timelines[0]
+
+    @staticmethod
+    def _saved(timeline: "Timeline", path: str) -> str:
+        try:
+            return str(timeline.save(path))
+        except (ValueError, OSError) as error:
+            raise UsageError(f"%timeline --save: {error}") from None
+
+
+def run_within(shell: InteractiveShell, cell: str, context: AbstractContextManager[F], python_form: str) -> F:
+    """Runs a cell as usual within a context, shows its value, and returns the value of the context for display.
+
+    A cell that fails or is interrupted shows what the context has found until then. Raises UsageError for a cell with
+    `await`, which says to write `python_form`.
+    """
+    statements, last = _compiled(shell, cell, python_form)
+    result: F | None = None
+    try:
+        with context as result:
+            exec(statements, shell.user_ns)
+            value = None if last is None else eval(last, shell.user_ns)
+            if value is not None:
+                _show(value)
+    except BaseException:
+        if result is not None:
+            _show(result)
+        raise
+    give_back_underscores(shell)
+    return result
+
+
+def _compiled(shell: InteractiveShell, cell: str, python_form: str) -> tuple[CodeType, CodeType | None]:
+    """Returns the cell's statements, and its last expression, if it ends in one."""
+    with cell_syntax():
+        source = transformed(shell, cell)
+        file = shell.compile.cache(source, shell.execution_count)
+        tree = parsed(source, file)
+        last = tree.body[-1] if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        if last is not None:
+            tree.body.pop()
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        statements = compile(tree, file, "exec", flags, dont_inherit=True)
+        value = None if last is None else compile(ast.Expression(last.value), file, "eval", flags, dont_inherit=True)
+    if any(code is not None and code.co_flags & inspect.CO_COROUTINE for code in (statements, value)):
+        raise UsageError(f"the cell of this magic cannot `await`. In a cell without it, write: {python_form}")
+    return statements, value
+
+
+def _show(value: Any) -> None:
+    display(value)  # type: ignore[no-untyped-call]

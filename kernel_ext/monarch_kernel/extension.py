@@ -4,10 +4,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from monarch_nb.code import file_names
+from monarch_nb.code.modules import namers
 from monarch_nb.connect import prestart
 from monarch_nb.lifecycle import notebook_mode
-from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.watching import HostNotices
 from monarch_nb.logs import Forwarding, MeshLogs
 from monarch_nb.runtime import Future, Runtime, current_runtime, started, waiting
 from monarch_nb.store import store_of
@@ -19,33 +19,26 @@ from . import display
 from .completion import Completion, RankCompletion
 from .dap import DebugBridge
 from .debugger import CellPrompt, DebugMagics, with_remote
-from .diagnosis import DiagnosisMagics
-from .display.errors import Errors
-from .display.failures import raised_bar
-from .display.notices import FailureNotice, Notices, show_notice
-from .files import cell_name
+from .diagnosis import DiagnosisMagics, ProfileMagics, TimelineMagics
+from .display.errors import Errors, UnretrievedErrors
+from .display.failures import FailureNotice, Notices, raised_bar, show_notice
 from .front import Front
 from .guide import GuideMagics
-from .importing import ImportNotices
+from .jupyter import cell_name
 from .leaving import LeavingMagics, Notebook
-from .magics import MonarchMagics
+from .magics import LogMagics, MonarchMagics, PackageMagics
 from .notify import NotifyMagics
 from .output import CellOutput, Cells
-from .output.log_magics import LogMagics
-from .packages import PackageMagics
-from .profiling import ProfileMagics, TimelineMagics
 from .programs import ProgramMagics
-from .progress import CallProgress
+from .progress import CallProgress, ImportNotices
 from .reruns import Reruns
 from .session import Session
 from .stopping import Stopping
 from .tensors import TENSOR_REPORTER
 from .unreferenced import UnreferencedMeshes
-from .unretrieved_errors import UnretrievedErrors
-from .views import Views
-from .views.histories import with_usage
-from .views.magics import ViewMagics
-from .views.registry import VIEWS
+from .views import VIEWS, Views
+from .views.curves import with_usage
+from .views.live import ViewMagics
 from .views.widgets import Widgets
 
 if TYPE_CHECKING:
@@ -198,7 +191,7 @@ class _Attached:
         self.stopping.install()
         self._imports.install()
         self.unretrieved_errors.install()
-        file_names.namers.append(self._name)
+        namers.append(self._name)
         waiting.join(self._progress)
         front.ending.append(self._output.settle)
 
@@ -216,6 +209,6 @@ class _Attached:
         self.stopping.uninstall()
         self._imports.uninstall()
         self.unretrieved_errors.uninstall()
-        file_names.namers.remove(self._name)
+        namers.remove(self._name)
         self._logs.present(None)
         self._cells.close()

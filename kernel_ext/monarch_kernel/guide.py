@@ -1,5 +1,6 @@
-"""%monarch: first commands, running meshes, and the doctor."""
+"""%monarch: first commands, running meshes, and the doctor, as text and as tables."""
 
+from html import escape
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
@@ -7,10 +8,14 @@ from IPython.core.magic import line_magic, magics_class
 
 from monarch_nb._package import __version__, page
 
-from .overview import Overview
+from .display.html import LEFT, framed, swatch, table
+from .display.meshes import overview_html
+from .namespace import Overview
 from .session import SessionMagics
 
 if TYPE_CHECKING:
+    from monarch_nb.doctor import Check
+
     from .doctor import Checkup
 
 # Commands, and their effects.
@@ -32,6 +37,7 @@ NEXT = (
     ("%monarch doctor", "check this kernel and all hosts, and say what to do"),
 )
 Row = tuple[str, str]
+_LOOKS = {"ok": "idle", "warning": "healing", "error": "failed"}  # like ranks in these states
 
 
 class Guide:
@@ -70,6 +76,35 @@ def running(meshes: Overview) -> str:
 def manual() -> str:
     """Address of the manual."""
     return page("manual/README.md")
+
+
+def guide_html(guide: Guide) -> str:
+    """HTML of %monarch."""
+    parts = [f"<div><b>{escape(title())}</b></div><div>{escape(running(guide.meshes))}</div>"]
+    if guide.meshes.rows:
+        parts.append(overview_html(guide.meshes))
+    parts += [table((heading, ""), rows, mono=(0,)) for heading, rows in guide.steps]
+    parts.append(
+        f'<div style="overflow-wrap:anywhere">The manual: <a href="{escape(manual())}">{escape(manual())}</a></div>'
+    )
+    return framed(*parts, kind="mnb-d")
+
+
+def checkup_html(diagnosis: "Checkup") -> str:
+    """HTML of %monarch doctor."""
+    parts = [f"<div><b>{escape(diagnosis.summary)}</b></div>"]
+    for name, findings in diagnosis.findings.items():
+        rows = "".join(map(_check_row, findings))
+        head = f'<thead><tr><th colspan="2"{LEFT}>{escape(name)}</th></tr></thead>'
+        parts.append(f'<table class="mnb-t">{head}<tbody>{rows}</tbody></table>')
+    return framed(*parts, kind="mnb-d")
+
+
+def _check_row(finding: "Check") -> str:
+    title = f"{finding.mark} {finding.about}"
+    advice = f"<div><b>{escape(finding.advice)}</b></div>" if finding.advice else ""
+    mark = swatch(_LOOKS[finding.level])
+    return f"<tr><td{LEFT}>{mark}{escape(title)}</td><td{LEFT}>{escape(finding.found)}{advice}</td></tr>"
 
 
 @magics_class

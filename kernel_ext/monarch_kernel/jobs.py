@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from IPython.core.error import UsageError
 
 from monarch_nb.job import EngineError, JobFileError, JobsFileError, JobTrait, Role, job_named, kinds, make_job
+from monarch_nb.job.adapter import adapter_of
 from monarch_nb.job.adapter_job import jobs_here
-from monarch_nb.job.kinds import adapter_of
+from monarch_nb.job.arrival import Progress
 from monarch_nb.job.named import described_jobs, find_job, hosts_of, hosts_wanted, job_file, listed_jobs
-from monarch_nb.job.progress import Progress
 from monarch_nb.mesh import HostMesh
 from monarch_nb.wire import text_of
 

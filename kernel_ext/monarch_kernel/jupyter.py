@@ -1,4 +1,4 @@
-"""The private names of IPython and ipykernel that are used here: all of them, and where they were tried.
+"""The private names of IPython and ipykernel that are used here: all of them, where they were tried; and cells' names.
 
 IPython 7.34 to 9.18, ipykernel 6.17 to 7.4: `make test-slow` runs the notebook tests in these kernels. Names that a
 later version lacks are optional.
@@ -8,11 +8,17 @@ import functools
 import importlib
 import linecache
 import os
+import re
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 Request = dict[str, Any]  # of the debug adapter protocol, and what is answered
+_PYDEVD_MARKS = ("pydev_do_not_trace", "is_pydev_daemon_thread")
+_FILE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def show_error(shell: Any, kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
@@ -124,9 +130,6 @@ def forward_own_events(kernel: Any, receive: Callable[[Request], None]) -> Calla
     return undo
 
 
-_PYDEVD_MARKS = ("pydev_do_not_trace", "is_pydev_daemon_thread")
-
-
 def leave_threads_running(prefix: str) -> Callable[[], None]:
     """Stops the kernel's own debugger from tracing or suspending threads with this name prefix; returns a function that
     undoes this.
@@ -191,3 +194,33 @@ def keep_empty_lines(shell: Any) -> Callable[[], None]:
             transforms.insert(index, leading_empty_lines)
 
     return undo
+
+
+def cell_name(shell: "InteractiveShell", filename: str) -> str:
+    """Display name of the cell with this file name, such as "Cell In[3]"; "" if there is none."""
+    form = getattr(shell.compile, "format_code_name", None)
+    if form is None:
+        number = _number(shell, filename)
+        return f"Cell In[{number}]" if number else ""
+    name = form(filename)
+    return " ".join(name) if name else ""
+
+
+def _number(shell: "InteractiveShell", filename: str) -> int:
+    """Returns the number of the newest cell with this file's text, or 0: IPython 7 has no map of files to numbers."""
+    cell = cell_text(filename)
+    if cell is None:
+        return 0
+    text = cell.rstrip("\n")
+    cells: list[str] = list(getattr(shell.history_manager, "input_hist_parsed", ()))
+    return next((number for number in range(len(cells) - 1, 0, -1) if cells[number].rstrip("\n") == text), 0)
+
+
+def with_cells(shell: "InteractiveShell", text: str) -> str:
+    """Returns a traceback in which cells have their names."""
+
+    def named(match: re.Match[str]) -> str:
+        cell = cell_name(shell, match[1])
+        return f"{cell}, line {match[2]}" if cell else match[0]
+
+    return _FILE.sub(named, text)

@@ -17,7 +17,7 @@ from monarch_nb.settings import DurationError, parse_duration, settings
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import json_decoder
 
-from .arguments.words import is_name
+from .arguments import is_name
 from .front import Front
 from .namespace import Mesh
 from .session import MeshOrigin, Session, SessionMagics

@@ -1,24 +1,33 @@
 """The magics: each reads its line and calls the session."""
 
 import linecache
+import shlex
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
-from monarch_nb.debug.errors import StoppedAtBreakpoint
-from monarch_nb.logs import logs_here
+from monarch_nb.code import PipError, run_pip
+from monarch_nb.debug.records import StoppedAtBreakpoint
+from monarch_nb.logs import Logs, follow_logs, logs_here, logs_of
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, run_on, state_of
 from monarch_nb.runtime import Future
 
 from .actors import Actors
-from .arguments import check_name, read_actor, read_mesh, read_names, read_place
+from .arguments import check_name, read_actor, read_logs, read_mesh, read_names, read_place
 from .display.errors import cell_syntax
-from .overview import Overview
+from .jupyter import line_magic_of
+from .namespace import Overview
+from .output.pacing import BYTES, BYTES_BURST, Bucket
 from .session import Session, SessionMagics
 from .tensors import parts_on
+from .views.displays import LogView
+
+_OF_MESH = "--mesh"  # of %pip
 
 
 @magics_class
@@ -267,3 +276,110 @@ def shown_values(shell: InteractiveShell, future: Future[Any]) -> ValueMesh[Any]
             error.args = (text, *error.args[1:])
         raise
     return values if any(value is not None for value in values.values()) else None
+
+
+@magics_class
+class PackageMagics(SessionMagics):
+    """%pip, for meshes too."""
+
+    def __init__(self, shell: InteractiveShell, session: Session) -> None:
+        super().__init__(shell, session)
+        magic = line_magic_of(shell, "pip")
+        owner = getattr(magic, "__self__", None)  # this class, where the extension is loaded a second time
+        self.usual: Callable[[str], object] = owner.usual if isinstance(owner, PackageMagics) else magic
+
+    @line_magic
+    def pip(self, line: str) -> None:
+        """Run pip: for this kernel, or where the ranks of a mesh run.
+
+        %pip install einops                     # as IPython has it
+        %pip install einops --mesh trainers     # on the hosts of this mesh, for the interpreter of its processes
+
+        It runs once in each environment: hosts that share one, as on a network file system, have one of them run it.
+        What it writes is shown as that rank's output, then for each environment what has changed. Ranks can import what
+        is new at once; modules they have loaded stay as they are, and are listed.
+        From Python: monarch_nb.code.run_pip(trainers, ["install", "einops"]).
+        """
+        parts = _split_pip(line)
+        if parts is None:
+            self.usual(line)
+            return
+        name, words = parts
+        mesh = self._session.find(name)
+        if not isinstance(mesh, ProcMesh):
+            raise UsageError(f"%pip: {name} is no mesh of processes: name the one that its actors are on")
+        try:
+            sys.stdout.write(f"{run_pip(mesh, words)}\n")
+        except PipError as error:
+            raise UsageError(f"%pip: {error}") from None
+        except ValueError as error:
+            raise UsageError(f"%pip: {error} {_OF_MESH} {name}") from None
+
+
+def _split_pip(line: str) -> tuple[str, list[str]] | None:
+    """Returns the mesh and the other words; None for a line without a mesh. Raises UsageError."""
+    if _OF_MESH not in line:
+        return None
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"%pip: {error}") from None
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{_OF_MESH}=") else [word])]
+    if _OF_MESH not in words:
+        return None
+    index = words.index(_OF_MESH)
+    if len(words) == index + 1:
+        raise UsageError(f"%pip: which mesh? Write %pip install einops {_OF_MESH} trainers")
+    return words[index + 1], words[:index] + words[index + 2 :]
+
+
+@magics_class
+class LogMagics(SessionMagics):
+    """%logs."""
+
+    @line_magic
+    def logs(self, line: str) -> Logs | LogView | None:
+        """Show the last lines that the ranks of a mesh wrote, also those that no cell has shown.
+
+        %logs NAME [dim=0] [dim=0-2,5] ... [--follow] [--grep RE] [--level L] [--since T] [--last N] [--stderr]
+
+            %logs workers                        # all ranks, in the order of time; live where widgets are
+            %logs workers gpus=3 --since 5m
+            %logs workers --grep "loss|nan"      # a regular expression
+            %logs workers --level WARNING        # only records of logging, from there on
+            %logs workers --follow               # goes on till Ctrl-C, or till the mesh stops
+
+        What was held back in a cell, what background threads and child processes wrote when no call ran, and the last
+        words of the dead are here too. From Python: workers.logs("loss|nan", since="5m", level="WARNING", last=100),
+        whose .files says where all that each rank wrote is kept.
+        """
+        args = read_logs(line)
+        part: Any = args.place.of(self._session.find(args.place.name))
+        try:
+            if args.follow:
+                follow(part, args.filters)
+                return None
+            if args.last is None and not args.filters:
+                return LogView(part)
+            return logs_of(part, last=args.last, **args.filters)
+        except (TypeError, IndexError, ValueError, RuntimeError) as error:
+            raise UsageError(f"%logs: {error}") from None
+
+
+def follow(mesh: Any, filters: dict[str, Any]) -> None:
+    """Writes lines as they come, until Ctrl-C or the end of the mesh; at the rate that a front end can take."""
+    bucket = Bucket(BYTES, BYTES_BURST)
+    missed = 0
+    try:
+        for record in follow_logs(mesh, **filters):
+            text = f"{record}\n"
+            if bucket.refill(time.monotonic()) < len(text):
+                missed += 1
+                continue
+            if missed:
+                text = f"… {missed:,} lines are not shown; %logs --grep shows what you look for\n{text}"
+                missed = 0
+            bucket.balance -= len(text)
+            sys.stdout.write(text)
+    except KeyboardInterrupt:
+        pass

@@ -1,23 +1,28 @@
-"""Progress in a waiting cell after two seconds: the ranks that have answered, and the activity of the others."""
+"""Progress in a waiting cell: after two seconds the ranks that have answered, and the activity of the others; and the
+package, such as torch, that the answer imports while it is decoded.
+"""
 
 import asyncio
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from html import escape
+from types import FrameType
 from typing import Any
 
+from monarch_nb.diagnosis.collector import HangNotes
 from monarch_nb.diagnosis.findings import Finding
-from monarch_nb.diagnosis.hangs import HangNotes
 from monarch_nb.lifecycle.interrupts import doing
 from monarch_nb.runtime import Future, MeshState, PendingCall, RunningEndpoint, Runtime, waiting
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
+from monarch_nb.wire import decode
 
 from .front import Front, TransientLines
+from .interrupted_calls import call_text, grouped, ranks_text
 from .output import CellOutput
-from .reactions import call_text, grouped, ranks_text
 
 AFTER_SECONDS = 2.0
 EVERY_SECONDS = 0.5
@@ -26,6 +31,8 @@ SILENT_SECONDS = 10.0  # the same for ranks that have not answered
 MOST_ASKED = 64
 TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 MOST_FINDINGS = 4
+IMPORT_SECONDS = 1.0  # an import that takes longer is shown
+LOOKS_EVERY = 0.1  # seconds between two looks at such an import
 
 
 class CallProgress(waiting.WaitObserver):
@@ -211,3 +218,49 @@ def _duration(seconds: float) -> str:
         return f"{total} s"
     minutes, rest = divmod(total, 60)
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+class ImportNotices:
+    """A module finder that finds nothing: it notes the first package that is imported while an answer is decoded."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._reading = False
+
+    def install(self) -> None:
+        """Starts to report such imports."""
+        sys.meta_path.insert(0, self)
+
+    def uninstall(self) -> None:
+        """Stops."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Called by each import of a module that is not loaded yet."""
+        if "." in name or self._reading or not self._front.in_cell or not _reads(sys._getframe()):
+            return
+        self._reading = True
+        threading.Thread(target=self._watch, args=(name,), name="monarch-import", daemon=True).start()
+
+    def _watch(self, name: str) -> None:
+        line, ended, main = TransientLines(self._front), threading.Event(), threading.main_thread().ident
+        waited = 0.0
+        try:
+            while (frame := sys._current_frames().get(main or 0)) is not None and _reads(frame):
+                ended.wait(LOOKS_EVERY)
+                waited += LOOKS_EVERY
+                if waited >= IMPORT_SECONDS:
+                    line.show(f"⏳ the answer is here; reading it imports {name} into this kernel, once")
+        finally:
+            line.clear()
+            self._reading = False
+
+
+def _reads(frame: FrameType | None) -> bool:
+    """True within the decoding of an answer."""
+    while frame is not None:
+        if frame.f_code is decode.__code__:
+            return True
+        frame = frame.f_back
+    return False

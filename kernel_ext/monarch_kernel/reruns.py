@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshStarting, MeshStopped
 from monarch_nb.runtime import ActorState, EndpointProperty, MeshState, Runtime
 
-from .files import cell_name
 from .front import Front
+from .jupyter import cell_name
 from .session import Session
 
 if TYPE_CHECKING:

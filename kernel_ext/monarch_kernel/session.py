@@ -21,9 +21,9 @@ from monarch_nb.runtime import ActorState, MeshState, ProcState
 from monarch_nb.store import MeshView, describe
 from monarch_nb.wire import counted, kind_of
 
-from .files import cell_name
+from .interrupted_calls import ended, ranks_text, stuck
+from .jupyter import cell_name
 from .namespace import Mesh, Namespace, whole_mesh
-from .reactions import ended, ranks_text, stuck
 from .tensors import workers_on
 
 if TYPE_CHECKING:

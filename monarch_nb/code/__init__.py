@@ -7,8 +7,7 @@ from monarch_nb._package import lazy_names
 if TYPE_CHECKING:
     from monarch_nb.code.modules import local_modules
     from monarch_nb.code.packages import Installed, PipError, run_pip
-    from monarch_nb.code.reload import objection, reload_mesh
-    from monarch_nb.code.workspace import Report, owned_actors, reload_code, reload_each, sync
+    from monarch_nb.code.reload import Report, objection, owned_actors, reload_code, reload_each, reload_mesh, sync
 
 __all__ = [
     "Installed",
@@ -29,7 +28,6 @@ __getattr__ = lazy_names(
     {
         "modules": ("local_modules",),
         "packages": ("Installed", "PipError", "run_pip"),
-        "reload": ("objection", "reload_mesh"),
-        "workspace": ("Report", "owned_actors", "reload_code", "reload_each", "sync"),
+        "reload": ("Report", "objection", "owned_actors", "reload_code", "reload_each", "reload_mesh", "sync"),
     },
 )

@@ -1,4 +1,4 @@
-"""Finds modules whose files were edited, and reloads them in this process."""
+"""Source files of modules: finding and reloading those that were edited, and display names of files."""
 
 import ast
 import contextlib
@@ -12,14 +12,17 @@ import sysconfig
 import threading
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import NamedTuple, cast
 
 from monarch_nb._parsing import parsed
 from monarch_nb.host.linux import process_state, seconds_since
 from monarch_nb.wire import travels_by_value
 
+Namer = Callable[[str], str]
+
+namers: list[Namer] = []  # of source files; each returns "" for a file without a name; a notebook adds its own
 _lock = threading.RLock()
 _stamps: dict[str, tuple[int, int]] = {}  # module -> time and size of its file as it was loaded here
 _OURS = ("monarch_nb", "monarch_kernel", "monarch")
@@ -223,3 +226,17 @@ def newest(module: str, qualname: str) -> type:
     for part in qualname.split("."):
         definition = getattr(definition, part)
     return cast(type, definition)
+
+
+# -- names of files ----------------------------------------------------------------------------------------------------
+
+
+def name_of(file: str) -> str:
+    """Returns `Cell In[3]` for a cell of a notebook; for any other file its own name."""
+    return next((name for namer in namers if (name := namer(file))), file)
+
+
+def line_name(source: str) -> str:
+    """Returns `train.py:41` for a line `/home/train.py:41`, and `Cell In[3]:7` in a cell of a notebook."""
+    file, _, line = source.rpartition(":")
+    return f"{PurePath(name_of(file)).name}:{line}"

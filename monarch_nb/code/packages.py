@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from monarch_nb.host.bootstrap import untraced
+from monarch_nb.host.launch import untraced
 from monarch_nb.host.linux import boot_id
 from monarch_nb.mesh.handle import part_of, region_of, state_of
 from monarch_nb.mesh.proc import ProcMesh

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from monarch_nb._imported import when_imported
-from monarch_nb.collectives.connections import CAN_CUT, Connections, connections_to, cut_each, cut_to
-from monarch_nb.collectives.environment import OURS, gloo_interface
-from monarch_nb.collectives.renewal import (
+from monarch_nb._package import when_imported
+from monarch_nb.collectives.connections import (
+    CAN_CUT,
     DDP,
     DEVICE_MESH,
+    Connections,
     can_renew,
+    connections_to,
+    cut_each,
+    cut_to,
     outlived,
     renew,
     reset_modules,
@@ -31,6 +34,7 @@ from monarch_nb.collectives.renewal import (
     watch_meshes,
     watch_replicated,
 )
+from monarch_nb.collectives.environment import OURS, gloo_interface
 from monarch_nb.collectives.threads import (
     MAKES_STORE,
     FlightRecord,

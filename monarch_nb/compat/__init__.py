@@ -6,7 +6,6 @@ are in this package: `pickling` (flatten, unflatten, dispatch tables), `mock` (p
 `network`, `workspaces`, `worker_loops`, `tasks`, `refs` and `internals`. docs/compatibility.md lists all of it.
 """
 
-from monarch_nb.compat.alias import Alias
-from monarch_nb.compat.names import ALIASES, MODULES, NAMES, check, missing_part
+from monarch_nb.compat.names import ALIASES, MODULES, NAMES, Alias, check, missing_part
 
 __all__ = ["ALIASES", "MODULES", "NAMES", "Alias", "check", "missing_part"]

@@ -5,7 +5,7 @@ from typing import Generic, ParamSpec, TypeVar
 
 from monarch_nb.lifecycle.actor_spawn import class_name, simulated_mesh, stand_ins, tensor_engines
 from monarch_nb.mesh import ProcMesh
-from monarch_nb.runtime.spans import within
+from monarch_nb.runtime.recorder import within
 
 R = TypeVar("R")
 

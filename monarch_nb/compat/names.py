@@ -1,6 +1,12 @@
-"""Names of torchmonarch that have another home here, or none yet: its private import paths, and its other parts."""
+"""Names of torchmonarch that have another home here, or none yet: its private import paths, which are aliases of
+modules, and its other parts.
+"""
 
-from monarch_nb._package import PAGE, NotYetError, sentence
+import importlib
+from types import ModuleType
+from typing import Any
+
+from monarch_nb._package import PAGE, NotYetError, refuse, sentence
 
 _ACTOR = ("monarch_nb.actor",)
 _INTERNALS = ("monarch_nb.compat.internals",)
@@ -11,7 +17,7 @@ _JOB = ("monarch_nb.job", *(f"monarch_nb.job.{module}" for module in ("ssh", "to
 _RANKS = ("monarch_nb.distributed", "monarch_nb.tensor.ranks.engine")
 _TIMER = ("monarch_nb.tensor.ranks.timing",)
 _RANDOM = ("monarch_nb.tensor.ranks.generators",)
-_PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.active")
+_PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.proc")
 _TENSORS = "the tensor engine"
 _SUPERVISOR = "monarch_supervisor, torchmonarch's older controller"
 _DISTRIBUTED = ("monarch_nb.distributed",)
@@ -19,6 +25,7 @@ _COMMANDS = "the command line"
 _LAUNCHERS = "launchers of one's own"
 _SQL = "telemetry by SQL"
 _DASHBOARD = "the dashboard"
+_HYPERACTOR = "monarch._rust_bindings.monarch_hyperactor."
 
 # Alternatives to missing parts.
 INSTEAD = {
@@ -37,7 +44,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.actor.actor_mesh": (
         *_ACTOR,
         *_INTERNALS,
-        "monarch_nb.runtime.actors.endpoint",
+        "monarch_nb.runtime.actors.actor",
         "monarch_nb.runtime.context",
         "monarch_nb.config",
     ),
@@ -47,7 +54,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.actor.debugger": (),
     "monarch._src.actor.debugger.debug_controller": ("monarch_nb.debug.actor", *_ACTOR),
     "monarch._src.actor.debugger.debug_session": ("monarch_nb.debug.actor",),
-    "monarch._src.actor.endpoint": (*_ACTOR, "monarch_nb.runtime.actors.endpoint", "monarch_nb.mesh.endpoint"),
+    "monarch._src.actor.endpoint": (*_ACTOR, "monarch_nb.runtime.actors.actor", "monarch_nb.mesh.endpoint"),
     "monarch._src.actor.future": _ACTOR,
     "monarch._src.actor.host_mesh": _ACTOR,
     "monarch._src.actor.ipython_check": _INTERNALS,
@@ -186,6 +193,23 @@ NAMES: dict[str, str] = {
     "mast_reserve": "the scheduler of one company",
 }
 
+# Private names without a meaning here that programs import beside useful ones: the import succeeds, so that the rest
+# of such a program works, and their use raises NotImplementedError.
+_REFUSED: dict[str, str] = {
+    f"{_HYPERACTOR}actor": "CallbacksPending MethodSpecifier PortProtocol",
+    f"{_HYPERACTOR}host_mesh": "PyMeshAdminRef",
+    f"{_HYPERACTOR}pickle": (
+        "PendingMessage _get_mesh_pop_count _get_pending_reserve_count _reset_mesh_pop_count "
+        "_reset_pending_reserve_count pickle"
+    ),
+    f"{_HYPERACTOR}pympsc": "PyTestSender Receiver channel_for_test",
+    f"{_HYPERACTOR}testing": "_make_handle_probe _sync_inbox_for_test",
+    "monarch._src.actor.host_mesh": "_spawn_admin",
+    "monarch._src.actor.logging": "LoggingManager flush_all_proc_mesh_logs",
+    "monarch._src.job.spmd": "_parse_torchrun",
+    "monarch._src.actor.proc_mesh": "HyProcMesh",
+}
+
 
 def missing_part(name: str) -> str | None:
     """Returns the text for a module or name of torchmonarch that does not exist yet ("monarch.remote"), or None."""
@@ -216,3 +240,56 @@ def check(name: str) -> None:
         message = no_counterpart(name)
     if message is not None:
         raise NotYetError(message, name=parent)
+
+
+class _Refused(type):
+    def __call__(cls, *args: object, **kwargs: object) -> object:
+        refuse(f"{cls.__module__}.{cls.__name__}", "the inside of torchmonarch")
+
+
+_made: dict[str, type] = {}  # stand-ins by full name
+
+
+def refused(name: str) -> type | None:
+    """Returns the stand-in for a private name, given in full; None for other names."""
+    module, _, last = name.rpartition(".")
+    if last not in _REFUSED.get(module, "").split():
+        return None
+    if name not in _made:
+        _made[name] = _Refused(last, (), {"__module__": module, "__doc__": "Not there: raises NotImplementedError."})
+    return _made[name]
+
+
+class Alias(ModuleType):
+    """A module under a name of torchmonarch. It has the names of its homes, and the aliases below it as submodules."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, f"Stands for {name} of torchmonarch; see monarch.actor for the public names.")
+        self.__path__: list[str] = []
+        self._homes = ALIASES[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return self._public()
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        below = f"{self.__name__}.{name}"
+        if below in ALIASES:
+            return importlib.import_module(below)
+        for home in self._homes:
+            module = importlib.import_module(home)
+            if name in vars(module) or name in getattr(module, "__all__", ()):
+                return getattr(module, name)
+        if (stand_in := refused(below)) is not None:
+            return stand_in
+        raise AttributeError(no_counterpart(below))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return importlib.import_module, (self.__name__,)
+
+    def _public(self) -> list[str]:
+        homes = [importlib.import_module(home) for home in self._homes]
+        return sorted({name for home in homes for name in getattr(home, "__all__", ())})
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._public()})

@@ -3,7 +3,7 @@
 from monarch_nb.connect.trust import TRUST_ALL, read_keys
 from monarch_nb.connect.worker_loop import serve
 from monarch_nb.host import AgentStartError
-from monarch_nb.routing.addresses import parse_worker_address
+from monarch_nb.routing.routes import parse_worker_address
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, when_done
 from monarch_nb.transport import TransportError
 

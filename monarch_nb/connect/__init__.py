@@ -5,9 +5,16 @@ from typing import TYPE_CHECKING
 from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
-    from monarch_nb.connect.downtime import DowntimeReport, findings_report, listing
-    from monarch_nb.connect.hosts import AttachError, attach_hosts
-    from monarch_nb.connect.joining import accept_hosts
+    from monarch_nb.connect.downtime import (
+        DowntimeReport,
+        Result,
+        ResultLostError,
+        Results,
+        findings_report,
+        listing,
+        results,
+    )
+    from monarch_nb.connect.hosts import AttachError, accept_hosts, attach_hosts
     from monarch_nb.connect.key_rotation import rotate_key
     from monarch_nb.connect.local_host import connect_named_hosts
     from monarch_nb.connect.mesh_attach import AttachedMesh, attach_mesh, detached_meshes, end_mesh
@@ -23,15 +30,13 @@ if TYPE_CHECKING:
         shutdown_hosts,
         stop_hosts,
     )
-    from monarch_nb.connect.stored_results import Result, ResultLostError, Results, results
-    from monarch_nb.connect.transports import enable_transport
     from monarch_nb.connect.worker_loop import (
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
         run_worker_until_killed,
         start_worker_loop_forever,
     )
-    from monarch_nb.connect.workers import attach, attach_to_workers
+    from monarch_nb.connect.workers import attach, attach_to_workers, enable_transport
 
 __all__ = [
     "AttachError",
@@ -75,12 +80,18 @@ __getattr__ = lazy_names(
     {
         "local_host": ("connect_named_hosts",),
         "key_rotation": ("rotate_key",),
-        "hosts": ("AttachError", "attach_hosts"),
-        "joining": ("accept_hosts",),
+        "hosts": ("AttachError", "accept_hosts", "attach_hosts"),
         "mesh_detach": ("DetachError", "Detacher"),
-        "stored_results": ("Result", "ResultLostError", "Results", "results"),
         "mesh_attach": ("AttachedMesh", "attach_mesh", "end_mesh", "detached_meshes"),
-        "downtime": ("DowntimeReport", "findings_report", "listing"),
+        "downtime": (
+            "DowntimeReport",
+            "Result",
+            "ResultLostError",
+            "Results",
+            "findings_report",
+            "listing",
+            "results",
+        ),
         "own_hosts": (
             "ensure_host",
             "give_up_hosts",
@@ -92,13 +103,12 @@ __getattr__ = lazy_names(
             "shutdown_hosts",
             "stop_hosts",
         ),
-        "transports": ("enable_transport",),
         "worker_loop": (
             "run_worker_loop_forever",
             "run_worker_loop_until_shutdown",
             "run_worker_until_killed",
             "start_worker_loop_forever",
         ),
-        "workers": ("attach", "attach_to_workers"),
+        "workers": ("attach", "attach_to_workers", "enable_transport"),
     },
 )

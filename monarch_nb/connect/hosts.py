@@ -1,24 +1,31 @@
-"""Hosts that a user has started: attached over TCP, and left running when the controller ends."""
+"""Hosts that a user has started: attached over TCP, or dialling in; left running when the controller ends."""
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 
-from monarch_nb.connect.gateway import Gateway, GatewayHost
-from monarch_nb.connect.remote_host import RemoteHost
-from monarch_nb.connect.routes import HostRoutes
+from monarch_nb.connect.remote_host import Gateway, GatewayHost, RemoteHost
+from monarch_nb.connect.routes import ExternalHost, HostRoutes
 from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
 from monarch_nb.host.introduction import IntroductionResult, introduce
 from monarch_nb.host.packages import differences
-from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.watching import HostNotices
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.runtime import Runtime, current_runtime
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import Future, Runtime, current_runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, UnreachableError, split
-from monarch_nb.wire import agent_of
+from monarch_nb.wire import Asker, Done, agent_of, counted
 
 log = logging.getLogger(__name__)
-
 _KNOCK_S = 1.0
+_BEAT_S = 1.0  # between messages to a host: only a write reveals a broken connection
+_BEATS = 1000  # messages per second, for any number of hosts
+_ASK_S = 3.0
+_JOIN_S = 10.0
+_CALL_S = 5.0  # from an agent's request to join until its connection stands
 
 
 class AttachError(RuntimeError):
@@ -206,3 +213,218 @@ def objection(endpoint: str, state: p.HostState, peers: Sequence[p.HostState]) -
             "agent with --host and another id"
         )
     return None
+
+
+class JoinedHost(RemoteHost):
+    """A host that dials this process, and dials again when its connection breaks."""
+
+    dials_only_controller = True
+
+    def __init__(self, runtime: Runtime, state: p.HostState, calls: str, keys: Keys | None, lease: float | None,
+                 ) -> None:  # fmt: skip
+        super().__init__(runtime, "", state, keys, False, lease)
+        self.calls = calls  # the endpoint of this process that it dials
+        runtime.later(self._pause, self._send_beat)
+
+    def dials(self, other: ExternalHost) -> bool:
+        """Returns False: it is unknown whether this host's agent can dial the other one."""
+        return False
+
+    def join(self) -> Future[Done]:
+        """Resolves when the agent has accepted the lease."""
+        return request(self.runtime, self._agent, verbs.LEASE, p.OwnerLease(seconds=self.lease))
+
+    @property
+    def _pause(self) -> float:
+        return max(_BEAT_S, len(self.runtime.part(HostRoutes).attached) / _BEATS)
+
+    def _send_beat(self) -> None:
+        if self._ended.is_set() or self.runtime.closed:
+            return
+        if not self.lost:
+            try:
+                self.runtime.post(self._agent, verbs.BEAT, Done())
+            except Exception:
+                self.cut()
+        self.runtime.later(self._pause, self._send_beat)
+
+    def _lose(self, reason: str) -> None:
+        super()._lose(reason)
+        self.runtime.node.learn(self.host)  # accepts its messages again if it dials
+
+    def _silence_reason(self, seconds: float) -> str:
+        return f"it closed its connection and has not dialled again for {seconds:g} s"
+
+    def _knock(self) -> bool | None:
+        return True if self._connected() else None
+
+    def _ask(self) -> p.HostState | None:
+        try:
+            return request(self.runtime, self._agent, verbs.STATUS, Done()).get(_ASK_S)
+        except (TimeoutError, RuntimeError):
+            return None
+
+
+class Reception:
+    """The endpoint at which hosts join."""
+
+    def __init__(self, runtime: Runtime, address: str, keys: Keys | None, insecure_loopback: bool) -> None:
+        self.address = address
+        self.keys = keys
+        self.refused: dict[str, Exception] = {}
+        self._runtime = runtime
+        self._new: dict[str, p.HostState] = {}
+        self._accepted: dict[str, tuple[p.HostState, float]] = {}  # the last agent by name that was accepted, and when
+        self._changed = threading.Condition()
+        runtime.verbs.handle(verbs.IDENTIFY, self._on_identify)
+        runtime.verbs.handle(verbs.HOST_JOINS, self._on_joined)
+        try:
+            self.endpoint = runtime.node.listen(address, keys, insecure_loopback)
+        except BaseException:
+            runtime.verbs.release(verbs.IDENTIFY)
+            runtime.verbs.release(verbs.HOST_JOINS)
+            raise
+
+    def belongs_to(self, runtime: Runtime) -> bool:
+        """Returns whether it accepts hosts for this runtime, not for one that this process has shut down."""
+        return self._runtime is runtime
+
+    def _on_identify(self, state: p.HostState, asker: Asker[p.IdentifyReply]) -> p.IdentifyReply:
+        """Handles a host's request to join; reading thread."""
+        attached = self._runtime.part(HostRoutes).attached.get(state.host)
+        is_back = isinstance(attached, JoinedHost)
+        error = self._conflict(state, attached)
+        if error is None and not is_back:
+            error = objection(f"host {state.host}", state, ())
+        with self._changed:
+            if error is None:
+                self._accepted[state.host] = (state, time.monotonic())
+                self.refused.pop(state.host, None)
+            else:
+                if str(self.refused.get(state.host)) != str(error):
+                    log.warning("%s", error)
+                self.refused[state.host] = error
+        return p.IdentifyReply(self._runtime.address, "" if error is None else str(error))
+
+    def _conflict(self, state: p.HostState, attached: ExternalHost | None) -> Exception | None:
+        """Returns an error if an agent has the name of a host that has joined and is alive."""
+        if attached is not None and not isinstance(attached, JoinedHost):
+            return None  # `objection` covers it
+        first, accepted_at = self._accepted.get(state.host, (state, 0.0))
+        if first.incarnation == state.incarnation:
+            return None
+        calls = time.monotonic() - accepted_at < _CALL_S  # accepted a moment ago, and about to connect
+        if not calls and not self._runtime.node.connected(agent_of(state.host)):
+            return None
+        return ValueError(
+            f"host {state.host} has joined by another agent, process {first.pid}: this one, process {state.pid}, needs "
+            "an id of its own (monarch-nb agent --host), or that one has to end first"
+        )
+
+    def _on_joined(self, state: p.HostState, asker: Asker[None]) -> None:
+        with self._changed:
+            if not isinstance(self._runtime.part(HostRoutes).attached.get(state.host), JoinedHost):
+                self._new[state.host] = state
+            self._changed.notify_all()
+
+    def take(self, count: int, timeout: float) -> list[p.HostState]:
+        """Takes the first `count` hosts that have joined; blocks. Raises AttachError, which lists the missing ones."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while len(self._new) < count and (remaining := deadline - time.monotonic()) > 0:
+                self._changed.wait(remaining)
+            if len(self._new) < count:
+                error = TimeoutError(
+                    f"{len(self._new)} of {counted(count, 'host')} joined at {self.endpoint} "
+                    f"within {timeout:g} s. On the others run: "
+                    f"monarch-nb agent --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} "
+                    "--key FILE --keep"
+                )
+                raise AttachError({**self.refused, "": error}, 1)
+            return [self._new.pop(host) for host in tuple(self._new)[:count]]
+
+    def await_host(self, host: str, timeout: float) -> p.HostState | None:
+        """Returns this host once it has joined, or None after the time-out. Blocks."""
+        with self._changed:
+            self._changed.wait_for(lambda: host in self._new, timeout)
+            return self._new.pop(host, None)
+
+    def admit(self, states: Sequence[p.HostState], lease: float | None) -> list[str]:
+        """Attaches these hosts and returns their ids. Blocks until they have agreed."""
+        routes, replies = self._runtime.part(HostRoutes), []
+        for state in states:
+            remote = routes.attached[state.host] = JoinedHost(self._runtime, state, self.endpoint, self.keys, lease)
+            replies.append(remote.join())
+        for reply in replies:
+            reply.get(_JOIN_S)
+        hosts = [state.host for state in states]
+        routes.settle(hosts, _JOIN_S)
+        return hosts
+
+
+_reception: Reception | None = None
+
+
+def accept_hosts(
+    count: int,
+    *,
+    at: str = "tcp://0.0.0.0:22222",
+    key: "Keys | str | PathLike[str] | None" = None,
+    name: str = "hosts",
+    lease: float | None = None,
+    insecure_loopback: bool = False,
+    timeout: float = 60.0,
+) -> HostMesh:
+    """Returns a mesh, with dimension `hosts`, of the first `count` hosts that dial this process at the endpoint `at`.
+
+    For hosts that cannot be dialled: `monarch-nb agent --dial tcp://HERE:22222 --key FILE --keep` runs there. Further
+    hosts that dial are available to the next call. `key` and `lease` are as for `attach_hosts`. Processes on such hosts
+    reach those of other hosts through this process. Blocks up to `timeout` seconds. From the first call on this process
+    listens at that endpoint, until `shutdown_context()`. Raises AttachError if fewer hosts have come, TrustError
+    without a key, TransportError if it cannot listen.
+    """
+    if count < 1:
+        raise ValueError(f"count={count!r} must be at least 1")
+    keys = read_key(key)
+    runtime = current_runtime()
+    reception = _reception_at(runtime, at, keys, insecure_loopback)
+    hosts = reception.admit(reception.take(count, timeout), lease)
+    return HostMesh(name, hosts, host_labels(hosts), owned=True)
+
+
+def _reception_at(runtime: Runtime, endpoint: str, keys: Keys | None, insecure_loopback: bool) -> Reception:
+    """Returns this process's reception. Raises ValueError if it is at another endpoint."""
+    global _reception
+    reception = _reception
+    if reception is None or not reception.belongs_to(runtime):
+        reception = _reception = Reception(runtime, endpoint, keys, insecure_loopback)
+    elif endpoint not in (reception.address, reception.endpoint) or reception.keys != keys:
+        raise ValueError(
+            f"this process accepts hosts at {reception.address} already, and cannot accept them at {endpoint} as well"
+        )
+    return reception
+
+
+def use_keys(runtime: Runtime, old: Keys, new: Keys) -> None:
+    """Has this process accept hosts with another key, if it accepts those with `old`."""
+    if _reception is not None and _reception.belongs_to(runtime) and _reception.keys == old:
+        _reception.keys = new
+
+
+def readmit(
+    runtime: Runtime, hosts: Sequence[str], endpoint: str, keys: Keys | None, timeout: float
+) -> dict[str, Exception]:
+    """Attaches hosts that dialled an earlier process at the same endpoint. Blocks until all have dialled.
+
+    Returns the errors of hosts that have not dialled within `timeout` seconds, or do not agree.
+    """
+    try:
+        reception = _reception_at(runtime, endpoint, keys, keys is None)
+    except (ValueError, TransportError) as error:
+        return dict.fromkeys(hosts, error)
+    deadline = time.monotonic() + timeout
+    by_host = {host: reception.await_host(host, max(0.0, deadline - time.monotonic())) for host in hosts}
+    reason = f"it has not dialled {endpoint} within {timeout:g} s: its agent has ended, or dials elsewhere"
+    errors: dict[str, Exception] = {host: UnreachableError(reason) for host in hosts if by_host[host] is None}
+    states = [state for state in by_host.values() if state is not None]
+    return errors | {state.host: error for state, error in refusals(states, lambda part: reception.admit(part, None))}

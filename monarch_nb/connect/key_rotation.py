@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from monarch_nb.connect import joining
+from monarch_nb.connect.hosts import use_keys
 from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import HostRoutes
@@ -62,7 +62,7 @@ class _KeyRotation:
             remote.keys = new
         self._collect(requests)
         node.change_keys("use", old, new)
-        joining.use_keys(self._runtime, old, new)
+        use_keys(self._runtime, old, new)
         self._runtime.part(Detacher).keys_changed()
         self._finish()
 

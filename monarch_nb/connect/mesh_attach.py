@@ -13,14 +13,11 @@ from msgspec import Struct
 
 from monarch_nb._package import __version__, more
 from monarch_nb.connect.downtime import DowntimeReport, RankEnd, downtime_report, listing
-from monarch_nb.connect.gateway import Gateway, GatewayHost
-from monarch_nb.connect.hosts import AttachError, attach_states, inspect_endpoints, refusals
-from monarch_nb.connect.joining import JoinedHost, readmit
+from monarch_nb.connect.hosts import AttachError, JoinedHost, attach_states, inspect_endpoints, readmit, refusals
 from monarch_nb.connect.local_host import connect_local_host
-from monarch_nb.connect.mesh_detach import Detacher
+from monarch_nb.connect.mesh_detach import NOTES, Detacher, RecordError, actors_from, procs_from
 from monarch_nb.connect.own_hosts import LocalAgents
-from monarch_nb.connect.record import NOTES, RecordError, actors_from, procs_from
-from monarch_nb.connect.remote_host import RemoteHost
+from monarch_nb.connect.remote_host import Gateway, GatewayHost, RemoteHost
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.connect.workers import attach as attach_gateway
 from monarch_nb.connect.workers import run_in_thread

@@ -11,14 +11,12 @@ from typing import Any
 from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.host import verbs
-from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with
 from monarch_nb.host.folders import clear_run_folder, new_host_id, release, remove_run_folder, run_folder_for
-from monarch_nb.host.launch import AgentHandle, begin_agent
+from monarch_nb.host.launch import AgentHandle, Ahead, BegunWith, agent_environment, begin_agent, begun_with
 from monarch_nb.lifecycle import unhandled
-from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.proc_spawn import host_mesh_of
 from monarch_nb.lifecycle.stopping import MeshStopper
-from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.lifecycle.watching import HostNotices, ProcessWatcher
 from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.registry import MeshRegistry

@@ -21,7 +21,7 @@ from monarch_nb.wire import Done, agent_of, host_name
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from monarch_nb.connect.gateway import Gateway
+    from monarch_nb.connect.remote_host import Gateway
 
 _PATIENCE_S = 1.0
 GATHER_S = 2.0  # at most, from the first loss on

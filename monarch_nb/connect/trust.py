@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from monarch_nb._package import more
-from monarch_nb.routing.addresses import AddressError, ChannelEndpoint, WorkerAddress
+from monarch_nb.routing.routes import AddressError, ChannelEndpoint, WorkerAddress
 from monarch_nb.transport import Keys, TrustError, require_keys
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from monarch_nb.host.preemption import BURST_S, END, LATE_S, UNKNOWN_S
 from monarch_nb.host.procs.reaper import end_all_descendants
 from monarch_nb.host.protocol import PreemptionNotice
 from monarch_nb.lifecycle import unhandled
-from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
+from monarch_nb.routing.routes import AddressError, WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future
 from monarch_nb.runtime.ids import ProcId
 from monarch_nb.settings import settings

@@ -1,23 +1,66 @@
-"""Workers as a mesh of hosts, attached in the background over TCP and on this machine alike."""
+"""Workers as a mesh of hosts, attached in the background over TCP and on this machine alike.
 
+The requested transport is only recorded: links choose their own by their ends.
+"""
+
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from monarch_nb.connect.gateway import Gateway
 from monarch_nb.connect.hosts import AttachError, objection, reach_hosts
 from monarch_nb.connect.local_host import connect_local_host
 from monarch_nb.connect.own_hosts import give_up_hosts
+from monarch_nb.connect.remote_host import Gateway
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.routing.addresses import ChannelEndpoint, parse_dialled
-from monarch_nb.runtime import Future, Runtime, current_runtime, fail_future, pending_future, resolve_future
+from monarch_nb.routing.routes import ChannelEndpoint, parse_dialled
+from monarch_nb.runtime import Future, Runtime, current_runtime, fail_future, pending_future, resolve_future, started
 from monarch_nb.runtime.ids import ProcId
-from monarch_nb.settings import settings
+from monarch_nb.settings import ChannelTransport, settings
+from monarch_nb.settings import transport as named
 from monarch_nb.transport import Keys
+
+logger = logging.getLogger(__name__)
+_SERVED = {
+    ChannelTransport.Unix,
+    ChannelTransport.Local,
+    ChannelTransport.TcpWithHostname,
+    ChannelTransport.TcpWithLocalhost,
+}
+_lock = threading.Lock()
+_enabled: ChannelTransport | str | None = None
+T = TypeVar("T")
+
+
+def enable_transport(transport: ChannelTransport | str) -> None:
+    """Selects the transport to hosts: one of ChannelTransport, its short name ("tcp", "ipc"…) or an address.
+
+    Nothing has to be enabled here: processes of a host use local sockets, hosts with a `tcp://` address TCP, encrypted
+    with the key of the job. The choice is stored in `default_transport`; the transports of other clusters are accepted,
+    but TCP is used instead, with a warning. Repeating a call does nothing; another transport raises RuntimeError, as
+    does any after the first other call. Raises ValueError for an unknown transport.
+    """
+    global _enabled
+    requested = named(transport)
+    with _lock:
+        if requested == (_enabled or settings.default_transport):
+            _enabled = requested
+            return
+        if started() is not None:
+            raise RuntimeError("enable_transport() must come before any other call: this program has a context already")
+        if _enabled is not None:
+            raise RuntimeError(f"only one transport can be enabled: it is {_enabled}, and cannot become {requested}")
+        settings.configure({"default_transport": requested})
+        _enabled = requested
+    scheme = requested.partition(":")[0] if isinstance(requested, str) else ""
+    if requested not in _SERVED and scheme not in ("tcp", "ipc"):
+        logger.warning(
+            "the transport %s is not available: hosts are connected by TCP, encrypted with the job's key", requested
+        )
 
 
 def attach_to_workers(
@@ -157,9 +200,6 @@ def _dial(endpoints: list[str], keys: Keys | None, deadline: float, given_up: Ca
     wait = max(1.0, deadline - time.monotonic())
     hosts = reach_hosts(endpoints, keys, keys is None, None, wait, given_up)
     return dict(zip(endpoints, hosts, strict=True))
-
-
-T = TypeVar("T")
 
 
 def run_in_thread(function: Callable[[], T], name: str = "monarch-attach") -> Future[T]:

@@ -26,9 +26,8 @@ from monarch_nb.debug.api import (
     wait,
     where,
 )
-from monarch_nb.debug.control.breakpoints import Breakpoint
-from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
-from monarch_nb.debug.records import Frame, Stopped, Tensor, Value
+from monarch_nb.debug.control.controller import Breakpoint
+from monarch_nb.debug.records import DebugError, Frame, QuitDebugger, Stopped, StoppedAtBreakpoint, Tensor, Value
 from monarch_nb.debug.render.merge import Answers
 from monarch_nb.debug.service import controller
 from monarch_nb.runtime import breakpoint_if

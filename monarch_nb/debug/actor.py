@@ -1,12 +1,12 @@
 """The debugger as an actor: one for each program, in its client's process, for all actors of the program."""
 
-import asyncio
 import sys
 from dataclasses import dataclass
 
+from monarch_nb._deferred import asyncio
 from monarch_nb.debug.api import Group
 from monarch_nb.debug.records import Stopped
-from monarch_nb.debug.render.picks import pick
+from monarch_nb.debug.render.groups import pick
 from monarch_nb.debug.service import controller
 from monarch_nb.lifecycle import get_or_spawn_controller
 from monarch_nb.mesh.declare import Actor, concurrent_endpoint

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_nb.debug import messages as m
+from monarch_nb.debug import verbs
 from monarch_nb.debug.control import whereabouts
-from monarch_nb.debug.control.breakpoints import Breakpoint
-from monarch_nb.debug.control.controller import STEP_S
-from monarch_nb.debug.errors import DebugError
+from monarch_nb.debug.control.controller import STEP_S, Breakpoint
 from monarch_nb.debug.prompt.prompt import DebugPrompt
-from monarch_nb.debug.records import Motion, Stopped, Value
+from monarch_nb.debug.records import DebugError, Motion, Stopped, Value
 from monarch_nb.debug.render.merge import Answers, Pair, diff_text, merged_text, outliers, plain
 from monarch_nb.debug.service import controller
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, part_of, region_of, state_of
@@ -70,12 +68,12 @@ class Group:
 
     def quit(self) -> None:
         """Ends their endpoints: the calls fail with QuitDebugger."""
-        controller().ask(self._stopped(), m.Quit(session=""))
+        controller().ask(self._stopped(), verbs.Quit(session=""))
 
     def locals(self) -> dict[int, dict[str, Value]]:
         """Returns the local variables of each, by rank."""
         records = self._stopped()
-        answers = controller().ask(records, m.GetVariables(session=""))
+        answers = controller().ask(records, verbs.GetVariables(session=""))
         return {
             record.rank: {variable.name: variable.value for variable in answer.variables}
             for record, answer in zip(records, answers, strict=True)
@@ -192,12 +190,12 @@ def table() -> str:
 def detach(mesh: object = None) -> None:
     """Gives up control of stopped threads, so that other controllers can send commands."""
     records = group(mesh).sessions
-    controller().ask(records, m.Release(session=""))
+    controller().ask(records, verbs.Release(session=""))
 
 
 def take(mesh: object = None) -> None:
     """Takes over stopped threads from another controller, which learns of it with its next command."""
-    controller().ask(group(mesh).sessions, m.Select(session="", force=True))
+    controller().ask(group(mesh).sessions, verbs.Select(session="", force=True))
 
 
 def wait(count: int = 1, mesh: object = None, timeout: float | None = 30.0) -> list[Stopped]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from monarch_nb.debug.errors import DebugError
+from monarch_nb.debug.records import DebugError
 from monarch_nb.debug.reproduce_rank import ActorAndArguments, FailedCall, Surroundings, surroundings
 from monarch_nb.mesh import ActorMesh, run_on
 from monarch_nb.runtime import ActorState, Runtime, current

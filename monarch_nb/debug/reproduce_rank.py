@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from monarch_nb.debug.errors import DebugError
+from monarch_nb.debug.records import DebugError
 from monarch_nb.runtime import current, current_runtime
 from monarch_nb.runtime.actors.failures import StoredFailure
 from monarch_nb.runtime.context import Ancestor

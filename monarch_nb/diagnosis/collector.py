@@ -1,6 +1,11 @@
-"""`diagnose(mesh)`: collects evidence from every process of a mesh, twice, and returns the verdict."""
+"""`diagnose(mesh)`: collects evidence from every process of a mesh, twice, and returns the verdict.
+
+Without a request it does so for a call that makes no progress while a thread waits for it.
+"""
 
 import math
+import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -9,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from monarch_nb.diagnosis.findings import UNRECORDED, CallAbortedError, Diagnosis, by_certainty
+from monarch_nb.diagnosis.findings import UNRECORDED, CallAbortedError, Diagnosis, Finding, by_certainty
 from monarch_nb.diagnosis.judge import LONG_S, STOPPED, Procs, UnansweredCall, is_in_unrecorded, judge
 from monarch_nb.diagnosis.verbs import INSPECT, Evidence, Inspect
 from monarch_nb.host import verbs as host_verbs
@@ -17,7 +22,7 @@ from monarch_nb.host.protocol import AskSamples, ProcSample
 from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
-from monarch_nb.mesh.operations import operations
+from monarch_nb.mesh.handle import operations
 from monarch_nb.mesh.requests import ask_ranks, request, settle
 from monarch_nb.runtime import (
     ActorState,
@@ -26,6 +31,7 @@ from monarch_nb.runtime import (
     PendingCall,
     ProcState,
     Runtime,
+    WaitObserver,
     current_runtime,
     fail_future,
     pending_future,
@@ -35,7 +41,7 @@ from monarch_nb.runtime import (
 )
 from monarch_nb.shape import MeshTrait, places_of
 from monarch_nb.store import describe
-from monarch_nb.wire import Verb, agent_of, counted, kind_of
+from monarch_nb.wire import Verb, agent_of, counted, harmless, kind_of
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
@@ -46,6 +52,8 @@ DEFAULT_TIMEOUT_S = 5.0
 ASLEEP_S = 1.0  # for which an unresponsive process is observed before it is reported as asleep
 AWAKE = 0.1  # the least share of the time in which a process that is awake uses a processor
 MOST_NOTED = 2  # findings in the error of a call
+WITHOUT_PROGRESS_S = 10.0  # until the reason is looked for
+AGAIN_S, MOST_AGAIN_S = 5.0, 20.0  # until the next look, at first and finally: a call may rightly take hours
 
 
 def diagnose(
@@ -307,3 +315,60 @@ def _inspected(procs: ProcState, by_rank: dict[int, Evidence]) -> str:
     text = f"{counted(len(by_rank), 'process')} of {procs.name}, {running} of them running something"
     unrecorded = [rank for rank, evidence in by_rank.items() if is_in_unrecorded(evidence)]
     return f"{text}; of {places_of(procs.region, unrecorded) or 'it'}, {UNRECORDED}" if unrecorded else text
+
+
+class HangNotes:
+    """Findings about one call, collected by other threads."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._missing: frozenset[int] = frozenset()
+        self._since = self._next = time.monotonic()
+        self._pause = AGAIN_S
+        self._diagnosis: Future[Diagnosis] | None = None
+        self._findings: Sequence[Finding] = ()
+
+    def findings(self, state: MeshState, missing: Sequence[int]) -> Sequence[Finding]:
+        """Returns the findings about a call that awaits these base ranks; none while ranks answer. Does not block."""
+        now = time.monotonic()
+        if (current := frozenset(missing)) != self._missing:
+            self._missing, self._since, self._pause, self._findings = current, now, AGAIN_S, ()
+        procs = proc_state_of(state)
+        if self._diagnosis is not None and self._diagnosis.done():
+            diagnosis, self._diagnosis = self._diagnosis, None
+            is_valid = diagnosis.exception(0) is None and self._waits(now)
+            self._findings = diagnosis.get(0).findings if is_valid else ()
+            self._pause = AGAIN_S if self._findings else min(1.5 * self._pause, MOST_AGAIN_S)
+            self._next = now + self._pause
+        if self._diagnosis is None and self._waits(now) and now >= self._next:
+            self._diagnosis = diagnosing(self._runtime, procs, patience=WITHOUT_PROGRESS_S)
+        return self._findings
+
+    def _waits(self, now: float) -> bool:
+        return bool(self._missing) and now - self._since >= WITHOUT_PROGRESS_S
+
+
+class HangReport(WaitObserver):
+    """Writes sure findings to stderr, each once a wait, for scripts and prompts without cells."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._thread = threading.local()  # the awaited call, its notes, and the texts that were written
+
+    def tick(self, future: Future[object], seconds: float) -> None:
+        """Looks for findings, and writes new ones."""
+        call = self._runtime.calls.get(future.wait_id)
+        state = self._runtime.meshes.get(call.mesh) if call is not None else None
+        if call is None or state is None:
+            return
+        local = self._thread.__dict__
+        if local.get("call") != call.call:
+            local.update(call=call.call, notes=HangNotes(self._runtime), written=set())
+        for finding in local["notes"].findings(state, call.missing_ranks()):
+            written = finding.kind, finding.ranks, finding.source
+            if finding.sure and written not in local["written"]:
+                local["written"].add(written)
+                sys.stderr.write(
+                    harmless(f"monarch: {call.title}() makes no progress: {finding.line}\n")
+                    + "monarch: monarch_nb.diagnosis.abort() ends it with that; the processes live on\n"
+                )

@@ -15,8 +15,8 @@ from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._imported import when_imported
-from monarch_nb.code.file_names import line_name
+from monarch_nb._package import when_imported
+from monarch_nb.code.modules import line_name
 from monarch_nb.runtime import current
 from monarch_nb.wire import is_cell_file, users_frame
 

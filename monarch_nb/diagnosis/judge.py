@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from monarch_nb.code.file_names import line_name
+from monarch_nb.code.modules import line_name
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.findings import Finding, Kind, by_certainty
 from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, NewestCollective, StackLine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from monarch_nb.code.file_names import line_name
+from monarch_nb.code.modules import line_name
 from monarch_nb.diagnosis.collector import answers_of, merged, meshes_of
 from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty, names_of
 from monarch_nb.diagnosis.nonfinite import has_sharded_tensors, operations_on
@@ -21,8 +21,8 @@ from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import counted, host_of, kind_of, size_text
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis.issued import IssuedOperations, Origin
     from monarch_nb.diagnosis.memory_rank import Growth, MemoryGrowth
+    from monarch_nb.diagnosis.tensor_allocations import IssuedOperations, Origin
 
 Names: TypeAlias = Callable[[Iterable[int]], str]
 

@@ -13,8 +13,8 @@ from monarch_nb.shape import MeshTrait, Region
 from monarch_nb.wire import kind_of
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis.issued import Issued, IssuedOperations, Joined, Sent
     from monarch_nb.diagnosis.nonfinite_rank import NonFinite
+    from monarch_nb.diagnosis.tensor_allocations import Issued, IssuedOperations, Joined, Sent
 
 Findings: TypeAlias = "tuple[NonFinite | None, NonFinite | None]"
 
@@ -110,7 +110,9 @@ class ValueWatch:
 
 def operations_on(observe: "Callable[[Issued | None, Sent, Joined], None]") -> "IssuedOperations":
     """Returns the recorder of the lines that issue the operations of a mesh of sharded tensors."""
-    from monarch_nb.diagnosis.issued import IssuedOperations  # imports PyTorch, which such a mesh has imported
+    from monarch_nb.diagnosis.tensor_allocations import (
+        IssuedOperations,  # imports PyTorch, which such a mesh has imported
+    )
 
     return IssuedOperations(observe)
 

@@ -18,8 +18,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from monarch_nb._imported import when_imported
-from monarch_nb.code.file_names import line_name
+from monarch_nb._package import when_imported
+from monarch_nb.code.modules import line_name
 from monarch_nb.runtime import DEBUG, current, current_runtime
 from monarch_nb.wire import users_frame
 

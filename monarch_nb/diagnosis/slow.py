@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean, median, median_low, stdev
 from typing import Any, NamedTuple
 
-from monarch_nb.code.file_names import line_name
+from monarch_nb.code.modules import line_name
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.collector import answers_of, merged, meshes_of
 from monarch_nb.diagnosis.findings import UNRECORDED, Diagnosis, Finding, by_certainty, names_of

@@ -15,7 +15,7 @@ from monarch_nb.diagnosis.judge import STOPPED, Procs, UnansweredCall, judge
 from monarch_nb.diagnosis.verbs import INSPECT, EndpointRun, Evidence, Inspect
 from monarch_nb.host import run_findings
 from monarch_nb.host.linux import state_letter
-from monarch_nb.host.procs.child import Child
+from monarch_nb.host.procs.children import Child
 from monarch_nb.host.protocol import AskSamples, Exited, ProcSamples, RunFinding, Unwatched
 from monarch_nb.host.run_findings import RunFindings
 from monarch_nb.host.sender import AgentSender

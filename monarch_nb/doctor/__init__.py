@@ -1,8 +1,7 @@
 """Checks machines, and advises on problems: `monarch-nb doctor`, `%monarch doctor`."""
 
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
-from monarch_nb.doctor.finding import Check, Level, summary, table
-from monarch_nb.doctor.judgement import judge
+from monarch_nb.doctor.judgement import Check, Level, judge, summary, table
 from monarch_nb.doctor.visit import legs, shut, visit, visit_endpoints, visit_known
 
 __all__ = [

@@ -1,10 +1,17 @@
-"""Derives findings from the facts of a machine, without I/O."""
+"""Findings with advice, derived from the facts of a machine without I/O, and their text."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Struct
 
 from monarch_nb.doctor.facts import Facts
-from monarch_nb.doctor.finding import Check
 from monarch_nb.host.packages import how_to_install
-from monarch_nb.wire import size_text
+from monarch_nb.wire import counted, size_text
 
+Level = Literal["ok", "warning", "error"]
+
+_MARKS: dict[Level, str] = {"ok": "✓", "warning": "!", "error": "✗"}
 _LEAST_FILES, _GOOD_FILES = 512, 4096
 _FEW_PROCESSES = 256
 _SMALL_SHARED = 1 << 30
@@ -13,6 +20,49 @@ _LITTLE_LOCKED = 1 << 30
 _PYTHON = (3, 11)
 _COMPARED = ("torch", "numpy")
 _NIXL = ("nixl-cu12", "nixl-cu13")
+# The oldest driver that runs a CUDA of each major version, without packages for compatibility.
+# Source: CUDA Toolkit Release Notes, "CUDA Toolkit and Minimum Required Driver Version".
+_DRIVERS = {12: 525, 13: 580}
+
+
+class Check(Struct, frozen=True):
+    """Result of a check. `advice` says what to do, "" for nothing."""
+
+    about: str
+    level: Level
+    found: str
+    advice: str = ""
+
+    @property
+    def mark(self) -> str:
+        """The character in front of the result."""
+        return _MARKS[self.level]
+
+
+def table(findings: Iterable[Check]) -> str:
+    """Formats findings as lines, each with its advice below."""
+    rows = list(findings)
+    width = max((len(finding.about) for finding in rows), default=0)
+    lines = []
+    for finding in rows:
+        first, *more = finding.found.splitlines() or [""]
+        lines.append(f"{finding.mark} {finding.about.ljust(width)}  {first}")
+        lines += [f"{' ' * (width + 4)}{line}" for line in (*more, *finding.advice.splitlines())]
+    return "\n".join(lines)
+
+
+def summary(findings: Iterable[Check]) -> str:
+    """Summarizes findings in one line."""
+    levels = [finding.level for finding in findings]
+    errors, warnings = levels.count("error"), levels.count("warning")
+    if not errors and not warnings:
+        return "No problems were found."
+    counts = [_many(errors, "error", _MARKS["error"]), _many(warnings, "warning", _MARKS["warning"])]
+    return f"{' and '.join(filter(None, counts))}. The lines below the marks say what to do."
+
+
+def _many(count: int, noun: str, mark: str) -> str:
+    return f"{counted(count, noun)} ({mark})" if count else ""
 
 
 def judge(facts: Facts, controller: Facts | None = None) -> list[Check]:
@@ -31,11 +81,6 @@ def judge(facts: Facts, controller: Facts | None = None) -> list[Check]:
         _gpus(facts),
         _rdma(facts),
     ]
-
-
-# The oldest driver that runs a CUDA of each major version, without packages for compatibility.
-# Source: CUDA Toolkit Release Notes, "CUDA Toolkit and Minimum Required Driver Version".
-_DRIVERS = {12: 525, 13: 580}
 
 
 def _gpus(facts: Facts) -> Check:

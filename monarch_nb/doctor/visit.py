@@ -10,8 +10,7 @@ from monarch_nb.connect import AttachError, attach_hosts
 from monarch_nb.connect.hosts import objection, read_key
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.doctor.facts import facts_of_this_machine
-from monarch_nb.doctor.finding import Check
-from monarch_nb.doctor.judgement import judge
+from monarch_nb.doctor.judgement import Check, judge
 from monarch_nb.host.introduction import introduce
 from monarch_nb.host.protocol import HostState
 from monarch_nb.mesh import HostMesh, this_host

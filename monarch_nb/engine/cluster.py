@@ -19,10 +19,9 @@ from monarch_nb.engine.memory_host import MemoryHost
 from monarch_nb.engine.operations import ProcessOperations
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.lifecycle.notices import GATHER_S
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.unhandled import exit_on_fault
-from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.lifecycle.watching import GATHER_S, ProcessWatcher
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
@@ -42,8 +41,8 @@ from monarch_nb.runtime.actors.executors import AsyncExecutor
 from monarch_nb.settings import settings
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.transport import Parcel, TransportError
+from monarch_nb.transport.memory.clock import MemoryTime, ProcessClock
 from monarch_nb.transport.memory.network import MemoryNetwork, NetworkFaults
-from monarch_nb.transport.memory.time import MemoryTime, ProcessClock
 from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import Header, agent_of
 

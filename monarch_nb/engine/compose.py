@@ -4,24 +4,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from monarch_nb.code.class_versions import ClassVersions
+from monarch_nb.code.reload import ClassVersions
 from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.connect.routes import HostLosses, HostRoutes
 from monarch_nb.engine.operations import ProcessOperations, set_log_level
 from monarch_nb.lifecycle.controllers import Controllers
-from monarch_nb.lifecycle.handover import Handover
 from monarch_nb.lifecycle.mesh_healer import MeshHealer
-from monarch_nb.lifecycle.notices import HostNotices, Show, log_notice
 from monarch_nb.lifecycle.resizing import MeshResizer
 from monarch_nb.lifecycle.stopping import MeshStopper
-from monarch_nb.lifecycle.updates import ReferenceUpdates
-from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.lifecycle.updates import Handover, ReferenceUpdates
+from monarch_nb.lifecycle.watching import HostNotices, ProcessWatcher, Show, log_notice
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.mesh.cells import run_in_actor
+from monarch_nb.mesh.handle import Operations
 from monarch_nb.mesh.host_record import giver_of
 from monarch_nb.mesh.mesh_events import MeshEvents
-from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.proc import ThisProc
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Future, Instance, Loader, Parts, ProcessTables, Runtime
@@ -52,7 +50,7 @@ def register(name: str, load: Loader) -> None:
 
 
 def _open_tunnel(written: str) -> str:
-    opened: str = import_module("monarch_nb.job.reopening").opened(written)
+    opened: str = import_module("monarch_nb.job.named").opened(written)
     return opened
 
 

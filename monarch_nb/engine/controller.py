@@ -9,8 +9,8 @@ from pathlib import Path
 from monarch_nb.connect.own_hosts import LocalAgents, at_exit
 from monarch_nb.connect.remote_host import await_return, connection, undelivered
 from monarch_nb.engine.compose import ProcessRole, compose
-from monarch_nb.host.ahead import take_ahead
 from monarch_nb.host.folders import make_run_folder, new_host_id, run_folder_for
+from monarch_nb.host.launch import take_ahead
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.routing.actions import LinkConfig
@@ -35,7 +35,7 @@ class LongWaits(waiting.WaitObserver):
             return
         if self._report is None:
             try:
-                self._report = import_module("monarch_nb.diagnosis.hangs").HangReport(self._runtime)
+                self._report = import_module("monarch_nb.diagnosis.collector").HangReport(self._runtime)
             except OSError:
                 return  # no descriptor is left to read it with, which may be why this waits: a later tick tries again
         self._report.tick(future, seconds)

@@ -20,7 +20,7 @@ from monarch_nb.host.sender import AgentSender, SendingNode
 from monarch_nb.mesh.handle import Handle, state_of
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ProcessTables, ProcState, Runtime, current, current_runtime, endpoint, waiting
-from monarch_nb.transport.memory.time import MemoryTime, ProcessClock
+from monarch_nb.transport.memory.clock import MemoryTime, ProcessClock
 from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import REPLY, Asker, Done, Flags, Handlers, Header, Kind, Lane, Status, agent_of, proc_address
 

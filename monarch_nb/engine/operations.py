@@ -13,18 +13,17 @@ from monarch_nb import code, connect, lifecycle, logs
 from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.lifecycle.actor_spawn import tensor_engines
-from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.stopping import MeshStopper
+from monarch_nb.lifecycle.watching import HostNotices
 from monarch_nb.logs import MeshLogs
-from monarch_nb.logs.options import LogOption, set_level
-from monarch_nb.mesh.arguments import LentFrames
+from monarch_nb.logs.mesh_logs import LogOption, set_level
 from monarch_nb.mesh.console import console_of
-from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.handle import Handle, ProcsWanted, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.host_record import HostRecord, HostSource
-from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
+from monarch_nb.mesh.sending import LentFrames
 from monarch_nb.runtime import ActorState, Future, Instance, MeshState, ProcState, Runtime
 from monarch_nb.runtime.context import running_actor
 from monarch_nb.settings import parse_duration
@@ -32,7 +31,7 @@ from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import OutFrame
 
 if TYPE_CHECKING:
-    from monarch_nb.mesh.resized import Resized
+    from monarch_nb.mesh.host_record import Resized
 
 
 class ProcessOperations:
@@ -92,7 +91,7 @@ class ProcessOperations:
 
     def source_of(self, written: str) -> HostSource:
         """Returns the source of hosts that another process has serialized. Blocks. Raises NoMoreHostsError."""
-        from monarch_nb.job.reopening import hosts_again
+        from monarch_nb.job.named import hosts_again
 
         return hosts_again(written)
 

@@ -29,9 +29,9 @@ from monarch_nb.runtime import (
     install,
     install_breakpoints,
 )
-from monarch_nb.runtime.actors import sleeping
-from monarch_nb.runtime.output import display_hooks, dumps
-from monarch_nb.runtime.output.log_prefix import levels_are_known
+from monarch_nb.runtime.actors.interrupts import install_sleep
+from monarch_nb.runtime.output.displays import install_display
+from monarch_nb.runtime.output.own_log import levels_are_known, register_stacks, stacks_file
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import RegionForm
 from monarch_nb.telemetry import trainers
@@ -69,14 +69,14 @@ def run_proc(spec: ProcSpec) -> int:
     land_on_gpus()
     node.announce_gpu()
     install_breakpoints()
-    dumps.register(spec.run_folder, spec.address)
+    register_stacks(spec.run_folder, spec.address)
     install(runtime)
-    sleeping.install()
+    install_sleep()
     journal = journal_of_this_process()
     if journal is not None:
         runtime.log.keep(journal)
         levels_are_known()
-        display_hooks.install()
+        install_display()
         trainers.install()
         gradients.install()
     PROCESS_GROUPS.watch(_constructed)
@@ -102,7 +102,7 @@ def run_proc(spec: ProcSpec) -> int:
     runtime.start()
     console.executor.run()  # type: ignore[union-attr]
     runtime.part(MeshLogs).close()
-    dumps.file_of(spec.run_folder, spec.address).unlink(missing_ok=True)
+    stacks_file(spec.run_folder, spec.address).unlink(missing_ok=True)
     runtime.close()
     if gpu_errors:
         sys.stderr.write(f"{spec.name}: {gpu_errors[0]}\n")

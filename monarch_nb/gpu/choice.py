@@ -4,8 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from monarch_nb.gpu.driver import GpuDriver
-from monarch_nb.gpu.nvml import GpuLoad, load_by_nvml
+from monarch_nb.gpu.driver import GpuDriver, GpuLoad, load_by_nvml
 from monarch_nb.gpu.pretence import PretenceDriver
 
 _chosen: list[GpuDriver | None] = []

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver as cu
 
-from monarch_nb.gpu.driver import GpuError, GpuMemoryError
-from monarch_nb.gpu.nvml import GpuLoad, load_by_nvml
+from monarch_nb.gpu.driver import GpuError, GpuLoad, GpuMemoryError, load_by_nvml
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,7 @@ import threading
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.gpu.driver import GpuError, GpuMemoryError
-from monarch_nb.gpu.nvml import GpuLoad
+from monarch_nb.gpu.driver import GpuError, GpuLoad, GpuMemoryError
 
 if TYPE_CHECKING:
     import torch

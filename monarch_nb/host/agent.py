@@ -22,17 +22,14 @@ from monarch_nb.host.gateway import GatewayService
 from monarch_nb.host.gpus import MpsDaemon
 from monarch_nb.host.introduction import ask_controller
 from monarch_nb.host.key_change import AgentKeys
-from monarch_nb.host.leases import Idleness, OwnerLeases
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.loop import READ, Loop
-from monarch_nb.host.mesh_leases import NOBODY, MeshLeaseService
+from monarch_nb.host.mesh_leases import NOBODY, Idleness, MeshLeaseService, OwnerLeases
 from monarch_nb.host.options import UNUSED, Options, parse, ready_text
 from monarch_nb.host.preemption import END, Preemption
-from monarch_nb.host.procs.child import Child
-from monarch_nb.host.procs.children import Children
+from monarch_nb.host.procs.children import Child, Children, ProcStopper
 from monarch_nb.host.procs.liveness import LivenessMonitor
 from monarch_nb.host.procs.reaper import end_all_descendants
-from monarch_nb.host.procs.stopping import ProcStopper
 from monarch_nb.host.procs.template import EarlyTemplates, can_fork_early, fork_early
 from monarch_nb.host.protocol import AgentReady, Exited, StartedProc, observers
 from monarch_nb.host.sender import AgentSender

@@ -7,8 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from monarch_nb.host.bootstrap import command
-from monarch_nb.host.launch import only_ours
+from monarch_nb.host.launch import command, only_ours
 from monarch_nb.host.linux import die_with_pipe
 
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from monarch_nb.host.bootstrap import command
+from monarch_nb.host.launch import command
 from monarch_nb.host.protocol import Launch
 from monarch_nb.shape import Extent, Point
 

@@ -1,8 +1,12 @@
-"""Starting a host agent from a controller: one subprocess in its own session, held by a pipe."""
+"""Starting Monarch's own processes: command lines that find the package, and a host agent, held by a pipe.
+
+A notebook kernel starts its agent ahead, while it still imports the library.
+"""
 
 import contextlib
 import os
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -12,15 +16,46 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+from msgspec import Struct
 
 from monarch_nb.host import folders
-from monarch_nb.host.bootstrap import command, untraced
+from monarch_nb.host.procs.environment import PRELOAD, read_at_load
 from monarch_nb.host.protocol import AgentReady, PreemptionNotice
+from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import descriptors_for, is_descriptor_limit
 from monarch_nb.wire import json_decoder
 
+ROOT = str(Path(__file__).resolve().parents[2])
+
+# The package decides where its submodules are; nothing else must come from its folder before the standard library.
+_OWN_PATH = f"sys.path.insert(0, {ROOT!r}); import monarch_nb; sys.path.append(sys.path.pop(0))"
+_OTHER_PATH = f"sys.path.append({ROOT!r})"
+
 _LINES = 20  # of an agent's log in the error of a failed start
 LAST_WORDS_S = 2.0  # for an agent that ends to write why
+
+BegunWith = tuple[str, dict[str, str]]
+
+
+def command(module: str, *arguments: object, python: str | None = None) -> list[str]:
+    """Returns the command line that runs `main(argv)` of a module, without the current folder on the path.
+
+    This interpreter runs the same package as this process; another one prefers its own.
+    """
+    find = _OWN_PATH if python in (None, sys.executable) else _OTHER_PATH
+    code = f"import sys; {find}; from {module} import main; sys.exit(main(sys.argv[1:]))"
+    return [python or sys.executable, "-P", "-c", code, *map(str, arguments)]
+
+
+def untraced(command: list[str]) -> list[str]:
+    """Returns a command line for the same program that a debugger of this process does not take over.
+
+    pydevd, the base of debugpy, JupyterLab's debugger and PyCharm, replaces the arguments of each Python that a traced
+    process starts: it then waits for a front end to attach to it, and JupyterLab never does. It recognizes a Python by
+    the name of the program, and `env` has another one.
+    """
+    env = shutil.which("env") if "pydevd" in sys.modules else None
+    return command if env is None else [env, *command]
 
 
 class AgentStartError(RuntimeError):
@@ -215,3 +250,44 @@ def _close_in_fork() -> None:
     for pipe in list(_pipes):
         if not pipe.closed:
             os.close(pipe.fileno())
+
+
+class Ahead(Struct, frozen=True):
+    """An agent that has not been requested yet, and the environment it was started in."""
+
+    agent: ComingAgent
+    environ: dict[str, str]
+    begun_with: BegunWith
+
+
+_coming: list[Ahead] = []
+
+
+def begun_with() -> BegunWith:
+    """Returns what a host agent keeps from its start: settings, and variables that are read when libraries load."""
+    environ = {name: value for name, value in os.environ.items() if name == PRELOAD or read_at_load(name)}
+    return settings.to_send(), environ
+
+
+def agent_environment() -> dict[str, str]:
+    """Returns the environment of an agent started now."""
+    return {**os.environ, TRAVELS_IN: settings.to_send()}
+
+
+def start_ahead() -> None:
+    """Starts the agent of the controller that this process is about to become, unless `host_prestart` is off.
+
+    Does not block, and raises nothing: the first request for an agent reports errors.
+    """
+    if _coming or not settings.host_prestart:
+        return
+    try:
+        agent = begin_agent(env=agent_environment(), lease_s=settings.mesh_orphan_timeout)
+    except (AgentStartError, OSError):
+        return
+    _coming.append(Ahead(agent, dict(os.environ), begun_with()))
+
+
+def take_ahead() -> Ahead | None:
+    """Returns the agent that is starting, for the new controller; once."""
+    return _coming.pop() if _coming else None

@@ -1,7 +1,8 @@
-"""Leases of meshes that may outlive their owners, and the service of a host agent that executes them.
+"""Leases on a host: of meshes that may outlive their owners, with the service that executes them, and of owners.
 
 A held mesh has a living owner. A detached one has none, for the time of a lease; then it ends, unless a controller
-attaches it. The first host of a mesh decides who gets it; other hosts follow the number of that grant.
+attaches it. The first host of a mesh decides who gets it; other hosts follow the number of that grant. An owner has a
+lease where this host cannot observe its death by itself.
 """
 
 import hmac
@@ -17,9 +18,7 @@ from msgspec import Struct, field
 from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.mesh_files import clock
-from monarch_nb.host.procs.child import Child
-from monarch_nb.host.procs.children import Children
-from monarch_nb.host.procs.stopping import ProcStopper
+from monarch_nb.host.procs.children import Child, Children, ProcStopper
 from monarch_nb.host.protocol import Attach, Exited, Hold, MeshHolder, RunFinding, Unwatched
 from monarch_nb.host.sender import AgentSender
 from monarch_nb.logs.tailer import LogTailer
@@ -29,6 +28,12 @@ from monarch_nb.wire import Asker, Done, Handlers, parse_address
 _EXITS = 256  # ends of processes that are stored for the next owner; the first and the last ones matter most
 _NOT_YOURS = "the secret is not that of this mesh: it belongs to somebody else's controller"
 _COMES = "a later attach has it"
+NOBODY = ""  # the owner of processes of a detached mesh
+
+# One function takes the ends of processes; the other ends a diagnosis and returns its findings.
+Diagnosis = tuple[Callable[[Exited], None], Callable[[], tuple[RunFinding, ...]]]
+
+log = logging.getLogger(__name__)
 
 
 class MeshLease(Struct, eq=False):
@@ -186,12 +191,6 @@ class MeshLeases:
             return f"{lease.name} was left at {clock(lease.left_at)}"
         process = f"{holder.what} (process {holder.pid} on {holder.machine})"
         return f"{lease.name} is held by {process} since {clock(holder.since)}"
-
-
-log = logging.getLogger(__name__)
-# One function takes the ends of processes; the other ends a diagnosis and returns its findings.
-Diagnosis = tuple[Callable[[Exited], None], Callable[[], tuple[RunFinding, ...]]]
-NOBODY = ""  # the owner of processes of a detached mesh
 
 
 class MeshLeaseService:
@@ -387,3 +386,86 @@ class MeshLeaseService:
         due = self._leases.due(now)
         if due is not None:
             self._call_later(due + 0.01, self._end_expired)
+
+
+class Idleness:
+    """Measures for how long this host was not used, without time in which it was frozen."""
+
+    def __init__(self, limit: float | None) -> None:
+        self.limit = limit  # seconds; None: no limit
+        self._idle = 0.0
+        self._checked_at: float | None = None
+
+    @property
+    def pace(self) -> float:
+        """Seconds between checks."""
+        return min(1.0, (self.limit or 4.0) / 4)
+
+    def over(self, used: bool, now: float) -> bool:
+        """Returns whether the limit is reached. To be called at the pace of `pace`."""
+        elapsed = 0.0 if self._checked_at is None else min(now - self._checked_at, 2 * self.pace)
+        self._checked_at = now
+        self._idle = 0.0 if used else self._idle + elapsed
+        return self.limit is not None and self._idle >= self.limit
+
+
+class OwnerLeases:
+    """Deadlines by owner address.
+
+    Time in which this host did not check (it was frozen, or swapped out) does not count: the owners' signs of life of
+    that time are still unread.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._until: dict[str, float] = {}
+        self._length: dict[str, float] = {}
+        self._asked_at: dict[str, float] = {}
+        self._checked_at = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    @property
+    def pace(self) -> float:
+        """Seconds between checks."""
+        return min(1.0, self.seconds / 4)
+
+    @property
+    def owners(self) -> list[str]:
+        """Returns the owners with a lease."""
+        return list(self._until)
+
+    def grant(self, owner: str, now: float, seconds: float | None = None) -> None:
+        """Begins or renews a lease; `seconds` stays in force for later renewals."""
+        if not self._until:
+            self._checked_at = now
+        length = self._length[owner] = seconds or self._length.get(owner, self.seconds)
+        self._until[owner] = now + length
+
+    def renew(self, owner: str, now: float) -> None:
+        """Renews an owner's lease, if it has one, after a sign of life."""
+        if owner in self._until:
+            self._until[owner] = max(self._until[owner], now + self._length[owner])
+
+    def end(self, owner: str) -> None:
+        """Removes a lease."""
+        self._until.pop(owner, None)
+        self._length.pop(owner, None)
+        self._asked_at.pop(owner, None)
+
+    def due(self, now: float) -> list[str]:
+        """Returns owners to be asked for a sign of life: each once in a quarter of its lease."""
+        due = [owner for owner in self._until if now - self._asked_at.get(owner, 0.0) >= self._length[owner] / 4]
+        self._asked_at = {owner: now if owner in due else self._asked_at[owner] for owner in self._until}
+        return due
+
+    def expired(self, now: float) -> list[str]:
+        """Removes and returns owners whose lease has ended. To be called at the pace of `pace`."""
+        elapsed, self._checked_at = now - self._checked_at, now
+        if elapsed > 2 * self.pace:
+            self._until = {owner: until + elapsed for owner, until in self._until.items()}
+        expired = [owner for owner, until in self._until.items() if until <= now]
+        for owner in expired:
+            self.end(owner)
+        return expired

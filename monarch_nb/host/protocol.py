@@ -28,7 +28,7 @@ class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     sys_path: tuple[str, ...] = ()
     setup: int = 0
-    log: str = ""  # prefix of the files with its output until the agent takes it, see `monarch_nb.logs.marks`
+    log: str = ""  # prefix of the files with its output until the agent takes it, see `monarch_nb.logs.spool`
     runner: str = ""  # its main function, as `module:function`
     python: str | None = None  # the requested interpreter
 

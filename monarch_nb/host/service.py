@@ -18,13 +18,10 @@ from monarch_nb.host.casting import Caster
 from monarch_nb.host.gateway import GatewayService
 from monarch_nb.host.gpus import MpsDaemon, wants_mps, with_gpu
 from monarch_nb.host.key_change import AgentKeys
-from monarch_nb.host.leases import OwnerLeases
-from monarch_nb.host.mesh_leases import NOBODY, MeshLeaseService
+from monarch_nb.host.mesh_leases import NOBODY, MeshLeaseService, OwnerLeases
 from monarch_nb.host.packages import torch_version
-from monarch_nb.host.procs.child import Child
-from monarch_nb.host.procs.children import Children, Start
+from monarch_nb.host.procs.children import Child, Children, ProcStopper, Start
 from monarch_nb.host.procs.environment import HELD_BACK
-from monarch_nb.host.procs.stopping import ProcStopper
 from monarch_nb.host.sender import AgentSender
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.logs.verbs import TAIL, TOOK, Follow, Took

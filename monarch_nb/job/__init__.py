@@ -3,9 +3,21 @@
 from typing import TYPE_CHECKING
 
 from monarch_nb._package import lazy_names
-from monarch_nb.job.adapter import HERE, Agent, AgentsWanted, EngineError, JobAdapter, Running, Seen
+from monarch_nb.job.adapter import (
+    HERE,
+    Agent,
+    AgentsWanted,
+    EngineError,
+    JobAdapter,
+    Role,
+    Running,
+    Seen,
+    kinds,
+    register_job,
+    unregister_job,
+)
 from monarch_nb.job.adapter_job import AdapterJob, running_jobs
-from monarch_nb.job.arrival import HostsMissingError
+from monarch_nb.job.arrival import HostsMissingError, Progress
 from monarch_nb.job.identity import (
     SERVICE_PROC_IDS_ENV,
     SERVICE_PROC_RANK_ENV,
@@ -16,32 +28,26 @@ from monarch_nb.job.identity import (
     service_proc_addr,
     service_proc_addrs,
 )
-from monarch_nb.job.kinds import kinds, register_job, unregister_job
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.lightning import LightningJob
-from monarch_nb.job.local import LocalJob
 from monarch_nb.job.mpi import MPIJob
 from monarch_nb.job.named import (
     JobsFileError,
     hosts_from_config,
     job_load,
     job_named,
+    job_of,
     load_current_job,
     make_job,
     set_current_job,
 )
-from monarch_nb.job.process import ProcessJob
-from monarch_nb.job.progress import Progress
+from monarch_nb.job.process import LocalJob, ProcessJob
 from monarch_nb.job.ray import RayJob
 from monarch_nb.job.record import JobFileError
-from monarch_nb.job.reopening import job_of
-from monarch_nb.job.role import Role
 from monarch_nb.job.skypilot import SkyPilotJob
 from monarch_nb.job.slurm import SlurmJob
 from monarch_nb.job.ssh import SSHJob
-from monarch_nb.job.state import JobState
-from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, job_loads
-from monarch_nb.job.upstream import MeshAdminConfig, TelemetryConfig
+from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobState, JobTrait, MeshAdminConfig, TelemetryConfig, job_loads
 
 if TYPE_CHECKING:
     from monarch_nb.job.tools import PortForwarder, exec_command, shell

@@ -1,22 +1,70 @@
-"""The contract between jobs and the schedulers that run machines: one adapter for each kind."""
+"""The contract between jobs and the schedulers that run machines: one adapter for each kind, and the list of kinds."""
 
 import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from monarch_nb.host.bootstrap import command
-from monarch_nb.job.role import Role
+from monarch_nb.host.launch import command
 from monarch_nb.transport import Keys
-from monarch_nb.wire import counted, json_decoder
+from monarch_nb.wire import converted, counted, json_decoder
 
 HERE = "here"  # the join address of the controller's own host
+PREFIX = "mnb-job-"  # of the names of jobs' folders
+JOB_FILE = "job.json"  # in the folder of a job
+ALL_LINES = 1 << 20
+_ENDS = 5  # lines to show of each end of a log
+_saving = threading.Lock()
+_LOADERS: "dict[str, Callable[[], JobAdapter]]" = {}  # each kind's module adds its own
+_adapters: "dict[str, JobAdapter]" = {}
+
+
+class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One mesh of a job: `hosts` machines with at least these resources; unset ones are left to the scheduler.
+
+    A job may have hosts of several kinds: `{"trainers": Role(hosts=4, gpus=8), "loaders": Role(hosts=2, cpus=16)}`.
+    A scheduler that does not support one of the fields refuses the job.
+    """
+
+    hosts: int = 1
+    spares: int = 0  # additional hosts that join, and wait to replace lost ones
+    gpus: int | None = None  # on each host, checked when it joins; a host with fewer is refused
+    cpus: int | None = None  # on each host
+    memory: str = ""  # on each host, in the scheduler's notation: 64G
+    image: str = ""  # the container image, for schedulers that run images
+    env: dict[str, str] = {}  # laid over the environment of its hosts
+
+
+def read_roles(meshes: "Mapping[str, int | Role]") -> dict[str, Role]:
+    """Returns the roles of a job's meshes, which may also be numbers of hosts. Raises ValueError."""
+    roles = {}
+    for name, entry in meshes.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"{name!r} cannot name a mesh: it must be a name as Python has them")
+        role = entry if isinstance(entry, Role) else Role(hosts=entry)
+        if isinstance(role.hosts, bool) or not isinstance(role.hosts, int) or role.hosts < 1:
+            raise ValueError(f"{name}={role.hosts!r}: a mesh has a whole number of hosts, at least 1")
+        if isinstance(role.spares, bool) or not isinstance(role.spares, int) or role.spares < 0:
+            raise ValueError(f"{name}: spares={role.spares!r} must be a whole number of hosts, 0 for none")
+        roles[name] = role
+    return roles
+
+
+def saved_roles(roles: Mapping[str, Role]) -> dict[str, object]:
+    """Returns roles as plain data."""
+    data: dict[str, object] = msgspec.to_builtins(dict(roles))
+    return data
+
+
+def loaded_roles(data: Mapping[str, object]) -> dict[str, Role]:
+    """Restores roles from plain data. Raises ValueError."""
+    return converted(dict(data), dict[str, Role])
 
 
 class Agent(NamedTuple):
@@ -24,6 +72,9 @@ class Agent(NamedTuple):
 
     id: str  # the scheduler's id, never reused for another agent
     join: str = ""  # the address at which controllers reach it; empty while only the agent itself will know
+
+
+Agents = Mapping[str, Agent]  # by the names of their hosts
 
 
 class Seen(NamedTuple):
@@ -35,14 +86,6 @@ class Seen(NamedTuple):
     gpus: int | None = None  # number found; None if unknown
     host: str = ""  # the id that it has given itself, if it has reported it
     stuck: bool = False  # True if it waits for something that does not happen with time alone
-
-
-Agents = Mapping[str, Agent]  # by the names of their hosts
-PREFIX = "mnb-job-"  # of the names of jobs' folders
-JOB_FILE = "job.json"  # in the folder of a job
-_ENDS = 5  # lines to show of each end of a log
-ALL_LINES = 1 << 20
-_saving = threading.Lock()
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -248,3 +291,34 @@ def living_jobs(adapter: JobAdapter, kind: str) -> dict[str, Running]:
         if any(state.state != "ended" for state in states.values()):
             jobs[number] = job
     return jobs
+
+
+def register_job(kind: str, load: Callable[[], JobAdapter]) -> None:
+    """Adds a kind of jobs; `load` makes its adapter when it is first needed. Raises ValueError for a known kind."""
+    if kind in _LOADERS:
+        raise ValueError(f"there is a kind of jobs {kind!r} already")
+    _LOADERS[kind] = load
+
+
+def unregister_job(kind: str) -> None:
+    """Removes a kind; running jobs of it are not ended. Raises LookupError for an unknown kind."""
+    if _LOADERS.pop(kind, None) is None:
+        raise LookupError(f"there is no kind of jobs {kind!r}")
+    _adapters.pop(kind, None)
+
+
+def kinds() -> list[str]:
+    """Returns the names of all kinds of jobs."""
+    return sorted(_LOADERS)
+
+
+def adapter_of(kind: str) -> JobAdapter:
+    """Returns the adapter of a kind, one for this process. Raises LookupError, or EngineError without its package."""
+    if kind not in _LOADERS:
+        raise LookupError(f"there is no kind of jobs {kind!r} here: there are {', '.join(kinds())}")
+    if kind not in _adapters:
+        try:
+            _adapters[kind] = _LOADERS[kind]()
+        except ModuleNotFoundError as error:
+            raise EngineError(f"{kind} jobs need the package {error.name}: install monarch-nb[{kind}]") from error
+    return _adapters[kind]

@@ -25,18 +25,19 @@ from monarch_nb.job.adapter import (
     AgentsWanted,
     EngineError,
     JobAdapter,
+    Role,
     Running,
+    adapter_of,
     deduplicated,
+    loaded_roles,
     mesh_of,
+    read_roles,
+    saved_roles,
 )
-from monarch_nb.job.arrival import Arrival
+from monarch_nb.job.arrival import Arrival, Progress
 from monarch_nb.job.elastic import JobHosts, locked
-from monarch_nb.job.kinds import adapter_of
-from monarch_nb.job.leftovers import FolderUse, end_uses, tidy_soon
-from monarch_nb.job.progress import Progress
-from monarch_nb.job.role import Role, loaded_roles, read_roles, saved_roles
-from monarch_nb.job.state import JobState
-from monarch_nb.job.trait import AppliedRecord, JobTrait
+from monarch_nb.job.report import FolderUse, end_uses, tidy_soon
+from monarch_nb.job.trait import AppliedRecord, JobState, JobTrait
 from monarch_nb.mesh import HostMesh, give_up, this_host
 from monarch_nb.mesh.host import host_labels
 from monarch_nb.runtime import current_runtime, started

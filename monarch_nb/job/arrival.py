@@ -1,11 +1,13 @@
 """The hosts of a job as they join: which have, which are missing and why; and later, how the scheduler ends them."""
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -13,15 +15,13 @@ from monarch_nb._package import more
 from monarch_nb.connect import AttachError, attach, attach_to_workers
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import HostLosses, HostRoutes
-from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, deduplicated, mesh_of
-from monarch_nb.job.progress import Progress, sentence
-from monarch_nb.job.role import Role
-from monarch_nb.lifecycle.notices import show_host_message
+from monarch_nb.job.adapter import EngineError, JobAdapter, Role, Running, Seen, deduplicated, mesh_of
+from monarch_nb.lifecycle.watching import show_host_message
 from monarch_nb.mesh import HostMesh, give_up
 from monarch_nb.runtime import Future, current_runtime, fail_future, pending_future, resolve_future
 from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError, TrustError, knock
-from monarch_nb.wire import error_line
+from monarch_nb.wire import counted, error_line
 
 _LOOK_S, _LOOK_MAX_S = 0.02, 2.0  # between checks of the agents while hosts are missing
 _KNOCK_S = 1.0
@@ -29,8 +29,48 @@ _POOL_SIZE = 32
 _TICK_S = 0.5
 _CUT_LOOK_S = 1.0  # the same while a host that has joined is out of touch
 _UNKNOWN = Seen("ended", "is not known to its engine any more")
-
 _MORE = more("guides/jobs.md#which-addresses-must-be-open")
+_NAMED = 4
+_PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait", "runs": "run", "does": "do"}
+_VERB = re.compile(rf"\b({'|'.join(_PLURALS)})\b")
+
+
+class Progress(NamedTuple):
+    """The number of `wanted` hosts that have joined; `missing` has the obstacle of each of the others.
+
+    Spares are counted separately: no mesh waits for them.
+    """
+
+    wanted: int
+    joined: tuple[str, ...]
+    missing: Mapping[str, str]
+    spares: tuple[str, ...] = ()
+    wanted_spares: int = 0
+
+    def __str__(self) -> str:
+        head = f"{len(self.joined)}/{counted(self.wanted, 'host')} joined"
+        if self.wanted_spares:
+            head += f", {len(self.spares)}/{counted(self.wanted_spares, 'spare')}"
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.missing.items():
+            reasons.setdefault(reason, []).append(name)
+        parts = [sentence(names, reason) for reason, names in reasons.items()]
+        more = f"; and {len(parts) - _NAMED} other reasons" if len(parts) > _NAMED else ""
+        return f"{head}. Missing: {'; '.join(parts[:_NAMED])}{more}" if parts else head
+
+    def bar(self, width: int = 20) -> str:
+        """Returns the text with a bar before it."""
+        full = width * len(self.joined) // max(1, self.wanted)
+        return f"[{'#' * full}{'.' * (width - full)}] {self}"
+
+
+def sentence(names: Sequence[str], predicate: str) -> str:
+    """Makes a sentence about several hosts from the predicate for one, such as "waits for a node"; cuts long lists."""
+    more = len(names) - _NAMED
+    subject = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    if len(names) > 1:
+        predicate = _VERB.sub(lambda verb: _PLURALS[verb[0]], predicate, count=1)
+    return f"{subject} {predicate}"
 
 
 class HostsMissingError(RuntimeError):

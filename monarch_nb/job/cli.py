@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from monarch_nb._package import more
-from monarch_nb.job.adapter import EngineError, Running
+from monarch_nb.job.adapter import EngineError, Running, adapter_of, kinds
 from monarch_nb.job.adapter_job import AdapterJob
-from monarch_nb.job.kinds import adapter_of, kinds
-from monarch_nb.job.leftovers import KEPT_S, tidied
 from monarch_nb.job.named import (
     SHORT,
     JobsFileError,
@@ -24,6 +22,7 @@ from monarch_nb.job.named import (
     wrong_jobs,
 )
 from monarch_nb.job.record import JobFileError, ago
+from monarch_nb.job.report import KEPT_S, tidied
 from monarch_nb.job.trait import DEFAULT_JOB_PATH
 from monarch_nb.settings import format_duration
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from monarch_nb.host.bootstrap import command
+from monarch_nb.host.launch import command
 from monarch_nb.job.adapter import Agent, Agents, EngineError, Running, Seen, state_folder
-from monarch_nb.job.leftovers import KEPT_S, newest
 from monarch_nb.job.process import ProcessAdapter
-from monarch_nb.job.report import HELLO, Ask, HelperReply
+from monarch_nb.job.report import HELLO, KEPT_S, Ask, HelperReply, newest
 from monarch_nb.wire import json_decoder
 
 _AGENTS = "mnb-agents-"  # of the names of folders, one for each job

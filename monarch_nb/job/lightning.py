@@ -15,15 +15,15 @@ from monarch_nb.job.adapter import (
     AgentsWanted,
     EngineError,
     JobAdapter,
+    Role,
     Running,
     Seen,
     living_jobs,
     log_words,
+    register_job,
     state_folder,
 )
 from monarch_nb.job.adapter_job import AdapterJob
-from monarch_nb.job.kinds import register_job
-from monarch_nb.job.role import Role
 
 _STUDIO = Path("/teamspace/studios/this_studio")  # copied to the machines of its jobs
 _INSTALL = "pip install 'monarch-nb[lightning]'"

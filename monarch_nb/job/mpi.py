@@ -6,12 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.host.preemption import END
-from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.adapter import (
+    Agent,
+    Agents,
+    AgentsWanted,
+    EngineError,
+    JobAdapter,
+    Role,
+    Running,
+    Seen,
+    living_jobs,
+    register_job,
+)
 from monarch_nb.job.adapter_job import AdapterJob
-from monarch_nb.job.batch import last_lines, prepare, refresh_folder, seen_of, worker_line
-from monarch_nb.job.kinds import register_job
 from monarch_nb.job.process import ProcessAdapter
-from monarch_nb.job.role import Role
+from monarch_nb.job.report import last_lines, prepare, refresh_folder, seen_of, worker_line
 
 _FILE = "wanted.json"
 _RANKS = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}

@@ -10,11 +10,20 @@ from typing import Any
 import msgspec
 
 from monarch_nb.host.options import UNUSED_WORDS
-from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.adapter import (
+    Agent,
+    Agents,
+    AgentsWanted,
+    EngineError,
+    JobAdapter,
+    Role,
+    Running,
+    Seen,
+    living_jobs,
+    register_job,
+)
 from monarch_nb.job.adapter_job import AdapterJob
-from monarch_nb.job.kinds import register_job
 from monarch_nb.job.report import Ask, HelperReply
-from monarch_nb.job.role import Role
 from monarch_nb.wire import counted, json_decoder
 
 _SPACE = "monarch-nb"  # the Ray namespace of the actors

@@ -14,14 +14,14 @@ from monarch_nb.job.adapter import (
     AgentsWanted,
     EngineError,
     JobAdapter,
+    Role,
     Running,
     Seen,
     living_jobs,
     log_words,
+    register_job,
 )
 from monarch_nb.job.adapter_job import AdapterJob
-from monarch_nb.job.kinds import register_job
-from monarch_nb.job.role import Role
 
 _INSTALL = "pip install 'monarch-nb[skypilot]'"
 _KEY = "MONARCH_NB_KEY"  # the task's secret, which the worker reads from its standard input

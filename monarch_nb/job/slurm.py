@@ -22,16 +22,15 @@ from monarch_nb.job.adapter import (
     AgentsWanted,
     EngineError,
     JobAdapter,
+    Role,
     Running,
     Seen,
     living_jobs,
     log_words,
+    register_job,
 )
 from monarch_nb.job.adapter_job import AdapterJob
-from monarch_nb.job.batch import ask, last_lines, prepare, refresh_folder, seen_of, worker_line
-from monarch_nb.job.kinds import register_job
-from monarch_nb.job.report import read_report
-from monarch_nb.job.role import Role
+from monarch_nb.job.report import ask, last_lines, prepare, read_report, refresh_folder, seen_of, worker_line
 from monarch_nb.wire import counted
 
 _PACKAGE = "Slurm's commands must be on the PATH: run this on a login node, or inside a job"

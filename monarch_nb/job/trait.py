@@ -1,4 +1,8 @@
-"""Common behaviour of all jobs: they are applied, have a state, are found again by a file, and are ended."""
+"""Common behaviour of all jobs: they are applied, have a state, are found again by a file, and are ended.
+
+Methods of torchmonarch's jobs that do not concern machines exist too, as programs call them: mounts are copies,
+telemetry and an admin server are accepted with one notice, the others raise.
+"""
 
 import contextlib
 import logging
@@ -6,24 +10,146 @@ import os
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import msgspec
 
 from monarch_nb._package import refuse
 from monarch_nb.job import record as files
-from monarch_nb.job.mounts import JobMounts, WantedMount
+from monarch_nb.job.mounts import JobMounts, WantedMount, say_once
 from monarch_nb.job.record import JobFileError, JobOrigin, JobRecord
-from monarch_nb.job.state import JobState
-from monarch_nb.job.upstream import UpstreamServices
-from monarch_nb.wire import converted
+from monarch_nb.mesh import HostMesh
+from monarch_nb.wire import converted, counted
 
 logger = logging.getLogger("monarch_nb.job")
-
 DEFAULT_JOB_PATH = ".monarch/job_state.json"
 BATCH_FILE = "MONARCH_NB_BATCH_JOB"  # the file of the job that has started this program
 _OWN = frozenset({"_applied", "_cached", "_mounts"})
+
+
+@dataclass
+class TelemetryConfig:
+    """Options of `enable_telemetry`."""
+
+    retention_secs: int = 3600
+    include_dashboard: bool = False
+    dashboard_port: int = 8265
+    snapshot_interval_secs: float = 30.0
+
+
+@dataclass
+class MeshAdminConfig:
+    """Options of `enable_admin`."""
+
+    admin_addr: str | None = None
+
+
+class UpstreamServices:
+    """Methods for all jobs that do not concern machines."""
+
+    _wanted_mounts: tuple[WantedMount, ...] = ()
+
+    def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
+        """Accepted; returns the job. Logs once that nothing is recorded, and what exists instead.
+
+        Raises TypeError for an option that `TelemetryConfig` does not have.
+        """
+        if config is None:
+            TelemetryConfig(**kwargs)
+        say_once(
+            logger,
+            "enable_telemetry: accepted; there is no telemetry server here, so telemetry_url and dashboard_url stay "
+            "None. Spans and measurements go to OpenTelemetry where the program sets that up; %meshes, %failures and "
+            "mesh.logs() describe the meshes",
+        )
+        return self
+
+    def enable_admin(self, config: Any = None, **kwargs: Any) -> Self:
+        """Accepted; returns the job. Logs once that no server is started, and what exists instead.
+
+        Raises TypeError for an option that `MeshAdminConfig` does not have.
+        """
+        if config is None:
+            MeshAdminConfig(**kwargs)
+        say_once(
+            logger,
+            "enable_admin: accepted; there is no admin server here, so admin_url stays None. In a notebook, %meshes "
+            "and the side panel show what the server would",
+        )
+        return self
+
+    def telemetry_query_client(self) -> NoReturn:
+        """Raises NotImplementedError: there is no telemetry to query."""
+        refuse("telemetry_query_client", "telemetry by SQL")
+
+    def profile(self, *, on_trace_ready: Callable[[Any], object] | None = None) -> NoReturn:
+        """Raises NotImplementedError: there is no such profiler."""
+        refuse("profile", "the profiler of distributed telemetry")
+
+    def remote_mount(
+        self,
+        source: str,
+        mntpoint: str | None = None,
+        meshes: list[str] | None = None,
+        python_exe: str | None = ".venv/bin/python",
+        **_tuning: object,
+    ) -> None:
+        """Makes `state()` copy a folder of this machine to the hosts of `meshes`, None for all; again, its changes.
+
+        It is copied to `mntpoint`, by default the same path. Their processes run `python_exe`, a path in the folder;
+        None: the default interpreter. Further arguments, which tune torchmonarch's file system, have no effect. Raises
+        ValueError if the Python does not exist.
+        """
+        self._wanted_mounts = (*self._wanted_mounts, WantedMount.to_hosts(source, mntpoint, meshes, python_exe))
+
+    def gather_mount(self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None) -> None:
+        """Makes `state()` gather a folder of the hosts of `meshes`, None for all, below `local_mount_point` here.
+
+        Each of several meshes gets a folder with its name. `kill()` removes the copies.
+        """
+        mount = WantedMount.to_here(remote_mount_point, local_mount_point, meshes)
+        self._wanted_mounts = (*self._wanted_mounts, mount)
+
+
+class JobState:
+    """The host meshes of a job, as attributes. Attributes of telemetry and admin servers, which do not exist here, are
+    None: a program's own job class may set them.
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[str, HostMesh],
+        query_engine: Any = None,
+        query_engine_client: Any = None,
+        telemetry_url: str | None = None,
+        dashboard_url: str | None = None,
+        admin_url: str | None = None,
+    ) -> None:
+        self._hosts = dict(hosts)
+        self.query_engine = query_engine
+        self.query_engine_client = query_engine_client
+        self.telemetry_url = telemetry_url
+        self.dashboard_url = dashboard_url
+        self.admin_url = admin_url
+
+    def __getattr__(self, name: str) -> HostMesh:
+        hosts: dict[str, HostMesh] = self.__dict__.get("_hosts", {})
+        if name in hosts:
+            return hosts[name]
+        raise AttributeError(f"{name!r} is not a host mesh of this job. It has: {', '.join(sorted(hosts)) or 'none'}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._hosts})
+
+    def __repr__(self) -> str:
+        return f"JobState({', '.join(_mesh_text(name, mesh) for name, mesh in self._hosts.items())})"
+
+
+def _mesh_text(name: str, mesh: HostMesh) -> str:
+    spares = len(mesh.spares)
+    return f"{name}={counted(len(mesh), 'host')}" + (f" and {counted(spares, 'spare')}" if spares else "")
 
 
 @dataclass

@@ -8,14 +8,12 @@ import msgspec
 
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.actor import ActorMesh, check_class, init_of
-from monarch_nb.mesh.arguments import HeldByRanksError, check_arguments, encode_arguments
-from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.handle import Handle, operations, region_of, state_of
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
-from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError
-from monarch_nb.mesh.sending import send_region
+from monarch_nb.mesh.sending import HeldByRanksError, check_arguments, encode_arguments, send_region
 from monarch_nb.runtime import (
     SPAWN,
     Actor,

@@ -1,10 +1,10 @@
 """Controllers: actors that exist once per program, by name, in its client process."""
 
-import asyncio
 import logging
 import threading
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from monarch_nb._deferred import asyncio
 from monarch_nb.code.reload import reload_mesh
 from monarch_nb.mesh import verbs
 from monarch_nb.mesh.actor import ActorMesh, check_class

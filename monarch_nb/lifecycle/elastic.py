@@ -7,15 +7,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from monarch_nb.lifecycle import extents
-from monarch_nb.lifecycle.notices import show_host_message
 from monarch_nb.lifecycle.proc_spawn import host_mesh_of
 from monarch_nb.lifecycle.resizing import RemovedPart, resizer
 from monarch_nb.lifecycle.stopping import MeshStopper
-from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.lifecycle.watching import show_host_message
+from monarch_nb.mesh.handle import Handle, operations, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
-from monarch_nb.mesh.host_record import HostRecord, HostSource, NoMoreHostsError, RecordedSource, record_with
-from monarch_nb.mesh.operations import operations
-from monarch_nb.mesh.resized import Resized, leaving_positions, more_of
+from monarch_nb.mesh.host_record import (
+    HostRecord,
+    HostSource,
+    NoMoreHostsError,
+    RecordedSource,
+    Resized,
+    leaving_positions,
+    more_of,
+    record_with,
+)
 from monarch_nb.runtime import (
     ActorState,
     Future,

@@ -8,10 +8,9 @@ from typing import TypeVar
 from monarch_nb.lifecycle.elastic import ended_hosts, replace_hosts, source_of, spares_for
 from monarch_nb.lifecycle.interrupts import doing
 from monarch_nb.lifecycle.mesh_healer import MeshHealer
-from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.handle import Handle, operations, region_of, state_of
 from monarch_nb.mesh.host_record import GROW_S
 from monarch_nb.mesh.mesh_events import MeshEvents
-from monarch_nb.mesh.operations import operations
 from monarch_nb.runtime import MeshState, current_runtime, proc_state_of
 from monarch_nb.supervision import Driver, HealError
 

@@ -6,19 +6,18 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from monarch_nb.code.class_versions import ClassVersions
+from monarch_nb.code.reload import ClassVersions
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.lifecycle.actor_spawn import ActorSpawnSpec, spawn_frames
 from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec, choose_master, renew_world, start
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
-from monarch_nb.mesh.arguments import encode_arguments
+from monarch_nb.mesh.handle import operations
 from monarch_nb.mesh.host_record import giver_of
 from monarch_nb.mesh.mesh_events import Event, MeshHealed, MeshResized, RanksStarting
-from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.requests import request, settle
-from monarch_nb.mesh.sending import send_each
+from monarch_nb.mesh.sending import encode_arguments, send_each
 from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
 from monarch_nb.runtime import (
     ANEW,

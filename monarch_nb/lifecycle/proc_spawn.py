@@ -17,16 +17,14 @@ from monarch_nb.host.procs.template import QUICK, worth_importing
 from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.lifecycle.actor_spawn import with_stand_ins
 from monarch_nb.lifecycle.stopping import MeshStopper
-from monarch_nb.mesh.active import announce
-from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import console_state
+from monarch_nb.mesh.handle import ProcsWanted, operations
 from monarch_nb.mesh.host_record import HostRecord
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
-from monarch_nb.mesh.operations import ProcsWanted, operations
-from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.proc import ProcMesh, announce
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError, request
-from monarch_nb.mesh.sending import send_each, send_region
+from monarch_nb.mesh.sending import encode_arguments, send_each, send_region
 from monarch_nb.runtime import (
     COLLECTIVES,
     EncodedObject,

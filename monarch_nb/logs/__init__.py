@@ -10,11 +10,9 @@ from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.logs.forwarding import Forwarding, Windows
-    from monarch_nb.logs.lines import Bar, Line, briefly, merged
+    from monarch_nb.logs.lines import Bar, Line, OpenLine, Source, Written, briefly, merged, mesh_of, prefix, rank_of
     from monarch_nb.logs.mesh_logs import MeshLogs, Presenter
-    from monarch_nb.logs.sources import Source, mesh_of, prefix, rank_of
     from monarch_nb.logs.view import USUAL_LINES, LogRecord, Logs, follow_logs, listen_to_logs, logs_here, logs_of
-    from monarch_nb.logs.written import OpenLine, Written
 
 __all__ = [
     "USUAL_LINES",
@@ -45,10 +43,8 @@ __getattr__ = lazy_names(
     __name__,
     {
         "forwarding": ("Forwarding", "Windows"),
-        "lines": ("Bar", "Line", "briefly", "merged"),
+        "lines": ("Bar", "Line", "OpenLine", "Source", "Written", "briefly", "merged", "mesh_of", "prefix", "rank_of"),
         "mesh_logs": ("MeshLogs", "Presenter"),
-        "sources": ("Source", "mesh_of", "prefix", "rank_of"),
         "view": ("USUAL_LINES", "LogRecord", "Logs", "follow_logs", "listen_to_logs", "logs_here", "logs_of"),
-        "written": ("OpenLine", "Written"),
     },
 )

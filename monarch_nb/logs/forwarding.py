@@ -7,11 +7,8 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from monarch_nb.logs.lines import Line, lines_of, merged
-from monarch_nb.logs.mesh_logs import MeshLogs
-from monarch_nb.logs.options import LogOptions
-from monarch_nb.logs.sources import mesh_of, prefix
-from monarch_nb.logs.written import Written
+from monarch_nb.logs.lines import Line, Written, lines_of, merged, mesh_of, prefix
+from monarch_nb.logs.mesh_logs import LogOptions, MeshLogs
 from monarch_nb.runtime.output.displays import displays
 from monarch_nb.settings import settings
 

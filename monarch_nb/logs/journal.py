@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from monarch_nb.host.linux import line_buffer_c_stdio
-from monarch_nb.logs.marks import DISPLAY, ERR, OUT, STDERR, STDOUT, TEXT, Mark, clean
+from monarch_nb.logs.spool import DISPLAY, ERR, OUT, STDERR, STDOUT, TEXT, Mark, clean
 
 TURN_SECONDS = 0.0001  # a pause in which waiting writers get their turn
 MARK_SECONDS = 0.05  # after which text gets a new mark, which has its time

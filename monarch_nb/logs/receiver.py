@@ -1,5 +1,6 @@
-"""Lines of processes on arrival, of which the last are stored for each process."""
+"""Received output of processes: split into lines on arrival, of which the last are stored for each process."""
 
+import codecs
 import logging
 import threading
 import time
@@ -7,17 +8,231 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from monarch_nb.logs.process_log import ProcessLog
-from monarch_nb.logs.sources import mesh_of
-from monarch_nb.logs.verbs import TAIL, TOOK, Follow, LogChunk, Took
-from monarch_nb.logs.written import Listener, OpenLine, Written
+from monarch_nb.logs.lines import Listener, OpenLine, Written, mesh_of
+from monarch_nb.logs.overwriting import UP, OverwrittenRows
+from monarch_nb.logs.spool import DISPLAY, STDERR, UNCLAIMED
+from monarch_nb.logs.verbs import TAIL, TOOK, Follow, LogBlock, LogChunk, Took
 from monarch_nb.settings import settings
-from monarch_nb.wire import Verb, agent_of, host_of, parse_address, proc_address
+from monarch_nb.wire import (
+    Verb,
+    agent_of,
+    decode_display,
+    harmless,
+    host_of,
+    parse_address,
+    proc_address,
+    with_host_names,
+)
 
+ACKNOWLEDGED = 128 * 1024  # received bytes after which an acknowledgement is sent to the agent
+LONGEST = 100_000  # characters without a line's end; longer text is broken into lines
+_PLAIN = bytes([*b"\t\n", *range(0x20, 0x7F)])  # bytes that need no decoding and are no terminal commands
 FORMER = 16  # stopped meshes whose lines are kept
 INCARNATIONS = 3  # of one rank, whose output is kept
 
 logger = logging.getLogger(__name__)
+
+
+class LineBuffer:
+    """The unfinished output of one stream for one call: a line without an end, or bars that may be redrawn."""
+
+    def __init__(self) -> None:
+        self._text = ""  # text without control characters; else the rows have it
+        self.since = 0.0  # when its first character came, monotonic
+        self.level = 0
+        self.at = 0.0
+        self._rows: OverwrittenRows | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes, level: int, timestamp: float, now: float) -> str:
+        """Adds data; returns the lines that are complete now."""
+        if not self.text:
+            self.since, self.level, self.at = now, level, timestamp
+        text = self._decoder.decode(data)
+        if self._rows is None and ("\r" in text or UP[0] in text):
+            self._rows, text, self._text = OverwrittenRows(), self._text + text, ""
+        if self._rows is not None:
+            complete = "".join(f"{line}\n" for line in self._rows.feed(text))
+            if len(self._rows.shown) > LONGEST:
+                self._rows, complete = OverwrittenRows(), f"{complete}{self._rows.shown}\n"
+            if complete:
+                self.since = now
+            if self._rows.plain:
+                self._rows = None
+            return complete
+        text = self._text + text
+        cut = text.rfind("\n") + 1
+        complete, rest = text[:cut], text[cut:]
+        if len(rest) > LONGEST:
+            complete, rest = f"{complete}{rest}\n", ""
+        if cut and rest:
+            self.since = now
+        self._text = rest
+        return complete
+
+    @property
+    def text(self) -> str:
+        """The text without its end."""
+        return self._text if self._rows is None else self._rows.shown
+
+    @property
+    def over(self) -> bool:
+        """True if the buffer has no effect on later data."""
+        return not self._text and self._rows is None
+
+    @property
+    def overwrites(self) -> bool:
+        """True for unfinished text that overwrites itself, as progress bars do."""
+        return self._rows is not None and self._rows.has_bars and not self._rows.ended
+
+    @property
+    def finished(self) -> bool:
+        """True for bars that the program has left, usually for good."""
+        return self._rows is not None and self._rows.has_bars and self._rows.ended
+
+    @property
+    def shown(self) -> str:
+        """The visible text, a line for each bar."""
+        return harmless(self.text)
+
+
+def _shown(stream: str, level: int, text: str) -> str:
+    """Puts hosts' names into records of `logging`, errors and warnings; other output of a program stays as it is."""
+    return with_host_names(text) if level or stream == "stderr" else text
+
+
+class ProcessLog:
+    """Collects the chunks of one process; stores its last `capacity` lines.
+
+    `claim` returns the call of output whose process has not named it.
+    """
+
+    __slots__ = ("_acknowledged", "_blocks", "_claim", "_count", "_kept", "_lines", "_position", "address", "ended",
+                 "file", "received", "skipped")  # fmt: skip
+
+    def __init__(self, address: str, capacity: int, claim: Callable[[str], str], file: str = "") -> None:
+        self.address = address
+        self.file = file  # path of the whole output on its host
+        self.received = 0  # bytes
+        self.skipped = 0  # lines that only the file has
+        self.ended = False
+        # With their numbers of lines; created with the first block, since many processes never write.
+        self._blocks: deque[tuple[Written, int]] | None = None
+        self._position = 0  # in the numbering of replies
+        self._acknowledged = 0
+        self._lines: dict[tuple[str, str], LineBuffer] | None = None  # without an end, by stream and call
+        self._kept = capacity
+        self._count = 0  # of the stored lines
+        self._claim = claim
+
+    @property
+    def _open(self) -> dict[tuple[str, str], LineBuffer]:
+        lines = self._lines
+        if lines is None:
+            lines = self._lines = {}
+        return lines
+
+    @property
+    def is_open(self) -> bool:
+        """True if there is a line without an end."""
+        return bool(self._lines) and any(line.text for line in self._open.values())
+
+    def reached(self, position: int) -> bool:
+        """Returns whether all output before a position has arrived."""
+        return self.ended or self._position >= position
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Numbers that change whenever output arrives."""
+        return self.received, self._position
+
+    def acknowledge(self) -> int:
+        """Returns the number of bytes to acknowledge to the agent, 0 while none are due."""
+        if self.received - self._acknowledged < ACKNOWLEDGED:
+            return 0
+        self._acknowledged = self.received
+        return self.received
+
+    def feed(self, chunk: LogChunk, now: float) -> list[Written]:
+        """Adds a chunk; returns the lines that are complete now. `now` is monotonic."""
+        lines = []
+        offset = chunk.offset
+        for block in chunk.blocks:
+            data = block.data[max(0, self.received - offset) :]  # followed twice: the beginning has arrived already
+            offset += len(block.data)
+            if data:
+                lines += self._block(block, data, now)
+        self.received = max(self.received, offset)
+        self._position = max(self._position, chunk.position)
+        self.ended = self.ended or chunk.ended
+        self.skipped += chunk.skipped
+        return lines
+
+    def _block(self, block: LogBlock, data: bytes, now: float) -> list[Written]:
+        if block.stream == DISPLAY:
+            return self._displayed(block, data)
+        stream = "stderr" if block.stream == STDERR else "stdout"
+        call = self._claim(self.address) if block.call == UNCLAIMED else block.call
+        if not call:  # output of no call continues the stream's present line, as in a terminal
+            call = next((owner for (name, owner), line in self._open.items() if name == stream and line.text), "")
+        line = self._open.get((stream, call))
+        if line is None:
+            for key in [key for key, buffer in self._open.items() if key[0] == stream and not buffer.text]:
+                del self._open[key]  # bars of a call before it
+            if data.endswith(b"\n") and not data.translate(None, _PLAIN):  # most output
+                text = _shown(stream, block.level, str(data, "ascii"))
+                return [self._keep(Written(self.address, stream, call, block.level, block.at, text))]
+            line = self._open.setdefault((stream, call), LineBuffer())
+        level, timestamp = (line.level, line.at) if line.text else (block.level, block.at)
+        complete = line.feed(data, block.level, block.at, now)
+        if line.over:
+            del self._open[stream, call]
+        return [self._keep_lines(stream, call, level, timestamp, complete)] if complete else []
+
+    def _displayed(self, block: LogBlock, data: bytes) -> list[Written]:
+        """Adds a display; ignores it if a part is missing. Stores its text only."""
+        display = decode_display(data)
+        if display is None:
+            return []
+        if display.lines:
+            self._keep_lines("stdout", block.call, block.level, block.at, display.lines)
+        return [Written(self.address, "stdout", block.call, block.level, block.at, display.lines, display)]
+
+    def _keep_lines(self, stream: str, call: str, level: int, timestamp: float, text: str) -> Written:
+        return self._keep(Written(self.address, stream, call, level, timestamp, _shown(stream, level, harmless(text))))
+
+    def _keep(self, written: Written) -> Written:
+        blocks = self._blocks = self._blocks or deque()
+        count = written.line_count
+        blocks.append((written, count))
+        self._count += count
+        while len(blocks) > 1 and self._count - blocks[0][1] >= self._kept:
+            self._count -= blocks.popleft()[1]
+        return written
+
+    def open_lines(self, now: float) -> list[OpenLine]:
+        """Returns the lines without an end."""
+        return [
+            OpenLine(self.address, stream, call, line.shown, line.overwrites, now - line.since, line.finished)
+            for (stream, call), line in (self._lines or {}).items()
+            if line.text
+        ]
+
+    def cut(self, stream: str, call: str) -> Written | None:
+        """Ends an open line by force, and returns it."""
+        line = self._open.pop((stream, call), None)
+        if line is None or not line.shown:
+            return None
+        return self._keep_lines(stream, call, line.level, line.at, f"{line.shown}\n")
+
+    def written(self) -> list[Written]:
+        """Returns the last lines, in order of arrival; of lines without an end the present text."""
+        rest = [
+            Written(self.address, stream, call, line.level, line.at, _shown(stream, line.level, f"{line.shown}\n"))
+            for (stream, call), line in (self._lines or {}).items()
+            if line.shown
+        ]
+        return [*(written for written, _ in self._blocks or ()), *rest]
 
 
 class Drain:

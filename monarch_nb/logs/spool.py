@@ -1,15 +1,30 @@
-"""The reader of a proc's spool: Python's text and raw output, in the order in which they were written."""
+"""The spool of a proc: its format, its reader, and the last output in it as text, for reports of the end of a proc.
+
+A spool is three files that a proc writes and its agent reads. One contains Python's output, with marks that describe
+the text after them: its stream, its call, its time. A display is a line of its own with a mark before it. The others
+contain raw output: of C code and child processes on descriptors 1 and 2. A mark also has the sizes of those two files
+when it was made, so that all three are read in the order in which they were written.
+"""
 
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from monarch_nb.host.linux import punch_hole
-from monarch_nb.logs import marks
-from monarch_nb.logs.marks import BEGIN, DISPLAY, ERR, OUT, SIGN, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
+from monarch_nb.logs.overwriting import left_of
 from monarch_nb.logs.verbs import LogBlock
+from monarch_nb.wire import decode_display
+
+SIGN = b"\x1e"  # begins a mark; never in the text, see `clean`
+LONGEST_MARK = 400  # bytes of a mark, at most
+TEXT, OUT, ERR = ".txt", ".out", ".err"  # suffixes of the files: Python's text, raw stdout, raw stderr
+STDOUT, STDERR = 1, 2
+DISPLAY = 3  # no text, but one line of a display: see monarch_nb.wire.plain
+NO_CALL = "-"
+UNCLAIMED = "?"  # the call of raw output whose proc did not know the call
 
 CHUNK = 64 * 1024
 PATIENCE_S = 0.15  # for which raw output waits until the proc names its call
@@ -17,6 +32,50 @@ _LONGEST_DISPLAY = 16 << 20  # bytes
 _TOGETHER_S = 0.2  # writes within it are one block
 PUNCH_EVERY = 1 << 20  # bytes; the disk space of taken output is freed in pieces of this size
 TAIL_SIZE = 64 * 1024  # bytes that stay, for the last lines of a proc that dies
+
+
+class Mark(NamedTuple):
+    """Describes the text that follows, and how much raw output was there before it."""
+
+    at: float  # wall clock, seconds
+    stream: int
+    level: int  # of the record of `logging`, 0 for other text
+    call: str  # the call that wrote the text, "" for none
+    out: int  # bytes of raw stdout written before
+    err: int  # and of raw stderr
+    raw_call: str  # the call of the raw output since the mark before, "" for none
+
+    def encode(self) -> bytes:
+        """Returns the mark as a line of its own."""
+        words = (
+            f"{self.at:.3f}",
+            self.stream,
+            self.level,
+            self.out,
+            self.err,
+            self.call or NO_CALL,
+            self.raw_call or NO_CALL,
+        )
+        return SIGN + " ".join(map(str, words)).encode("ascii", "replace") + b"\n"
+
+
+BEGIN = Mark(0.0, STDOUT, 0, "", 0, 0, "")
+
+
+def decode_mark(line: bytes) -> Mark | None:
+    """Returns the mark of a line without its end; None for any other line, such as one that a full disk has cut off."""
+    words = line[1:].decode("ascii", "replace").split(" ")
+    try:
+        timestamp, stream, level, out, err, call, raw_call = ("" if word == NO_CALL else word for word in words)
+        mark = Mark(float(timestamp), int(stream), int(level), call, int(out), int(err), raw_call)
+    except ValueError:
+        return None
+    return mark if mark.stream in (STDOUT, STDERR, DISPLAY) and mark.out >= 0 and mark.err >= 0 else None
+
+
+def clean(text: str) -> str:
+    """Returns the text without characters that begin a mark."""
+    return text.replace("\x1e", "\u241e") if "\x1e" in text else text
 
 
 class SpoolFile(Struct):
@@ -81,7 +140,7 @@ class Spool:
             begin -= size
             data = self._text.read(begin, size) + data
             while (sign := data.rfind(SIGN)) >= 0:
-                mark = marks.decode(data[sign:].partition(b"\n")[0])
+                mark = decode_mark(data[sign:].partition(b"\n")[0])
                 if mark is not None:
                     return mark
                 data = data[:sign]
@@ -130,14 +189,14 @@ class Spool:
                 if not buffer:
                     break
             if buffer[:1] == SIGN:
-                end = buffer.find(b"\n", 0, marks.LONGEST)
-                if end < 0 and len(buffer) < marks.LONGEST and not all_of_it:
+                end = buffer.find(b"\n", 0, LONGEST_MARK)
+                if end < 0 and len(buffer) < LONGEST_MARK and not all_of_it:
                     again = self._text.read(self._text.at, CHUNK)
                     if len(again) == len(buffer):
                         break  # incomplete yet
                     buffer = again
                     continue
-                mark = marks.decode(buffer[:end]) if end > 0 else None
+                mark = decode_mark(buffer[:end]) if end > 0 else None
                 self._mark = mark or self._mark
                 length = end + 1 if mark else 1
             elif self._mark.stream == DISPLAY:
@@ -195,3 +254,38 @@ class Spool:
         for file in self._files:
             with contextlib.suppress(OSError):
                 os.unlink(file.path)
+
+
+def plain(block: LogBlock) -> bytes:
+    """Returns a block as text: for a display its text form."""
+    if block.stream != DISPLAY:
+        return block.data
+    display = decode_display(block.data)
+    return display.lines.encode("utf-8", "replace") if display is not None else b""
+
+
+def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
+    """Returns the last lines that a proc wrote, of at most `most` bytes; empty if they cannot be read."""
+    text, stream = b"", STDOUT
+    spool = Spool(base, most)
+    try:
+        for block in spool.take(4 * most, 0.0, all_of_it=True):
+            broken = block.stream != stream and text and not text.endswith(b"\n")
+            text, stream = text + (b"\n" if broken else b"") + plain(block), block.stream
+    except OSError:
+        pass
+    finally:
+        spool.close()
+    lines = text.decode("utf-8", "replace").removesuffix("\n").split("\n") if text else []
+    return tuple(left_of(lines)[-count:])
+
+
+def spool_size(base: str) -> int:
+    """Returns the bytes of a proc's output in its spool, taken or not; 0 if unknown."""
+    spool = Spool(base)
+    try:
+        return spool.backlog
+    except OSError:
+        return 0
+    finally:
+        spool.close()

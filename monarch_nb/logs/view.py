@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, overload
 
+from monarch_nb.logs.lines import Listener, Written, mesh_of, rank_of
 from monarch_nb.logs.mesh_logs import MeshLogs
-from monarch_nb.logs.sources import mesh_of, rank_of
-from monarch_nb.logs.written import Listener, Written
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.runtime import ProcState, current_runtime, proc_state_of
 from monarch_nb.settings import parse_duration

@@ -1,17 +1,17 @@
 """Host, proc, actor and value meshes, with the adverbs that work on them."""
 
-from monarch_nb.mesh.active import (
-    get_active_proc_meshes,
-    register_proc_mesh_spawn_callback,
-    unregister_proc_mesh_spawn_callback,
-)
 from monarch_nb.mesh.actor import ActorMesh
-from monarch_nb.mesh.arguments import HeldByRanksError, LentFrames
 from monarch_nb.mesh.cells import AnyMesh, RankWatch, cell_actors, reason_of, run_on, run_on_each, values_or_errors
 from monarch_nb.mesh.endpoint import Accumulator, Endpoint, SendsToPorts, as_endpoint, send
 from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
-from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.proc import (
+    ProcMesh,
+    get_active_proc_meshes,
+    register_proc_mesh_spawn_callback,
+    unregister_proc_mesh_spawn_callback,
+)
+from monarch_nb.mesh.sending import HeldByRanksError, LentFrames
 from monarch_nb.mesh.value import ValueMesh
 
 __all__ = [

@@ -5,9 +5,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from monarch_nb.mesh.endpoint import Endpoint, NotAnEndpoint
-from monarch_nb.mesh.handle import Handle, form_of
-from monarch_nb.mesh.operations import operations
-from monarch_nb.mesh.reference import ActorForm, actor_form, actor_record
+from monarch_nb.mesh.handle import Handle, form_of, operations
+from monarch_nb.mesh.registry import ActorForm, actor_form, actor_record
 from monarch_nb.runtime import Actor, ActorState, EndpointProperty, Future, ProcState, endpoints_of, resolved_future
 from monarch_nb.shape import Region
 from monarch_nb.supervision import MeshName

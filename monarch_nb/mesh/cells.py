@@ -8,11 +8,10 @@ from itertools import count
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from monarch_nb.mesh.actor import ActorMesh
-from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import remember_source, run_and_draw
 from monarch_nb.mesh.handle import part_of, region_of, state_of
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.mesh.sending import send_region
+from monarch_nb.mesh.sending import encode_arguments, send_region
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import EXEC, Future, MeshState, PendingCall, current, current_runtime, proc_state_of
 from monarch_nb.shape import NDSlice, Region, places_of

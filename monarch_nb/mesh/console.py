@@ -1,7 +1,6 @@
 """The console of a process: set-up code and cells, run on its main thread in a namespace that lasts."""
 
 import ast
-import asyncio
 import inspect
 import linecache
 import sys
@@ -9,14 +8,14 @@ import types
 from collections.abc import Callable
 from typing import NoReturn
 
+from monarch_nb._deferred import asyncio
 from monarch_nb._parsing import parsed
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Actor, ActorState, ProcState, current, current_runtime, endpoint
 from monarch_nb.runtime.context import Instance
-from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
-from monarch_nb.runtime.output.forms import may_be_rich
+from monarch_nb.runtime.output.displays import may_be_rich, open_figures, show_figures
 from monarch_nb.shape import Region
 from monarch_nb.wire import Encoded, check_size, encode, error_line, repr_of, size_of, type_name
 

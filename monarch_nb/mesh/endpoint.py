@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
-from monarch_nb.mesh.arguments import (
+from monarch_nb.mesh.handle import Handle, operations
+from monarch_nb.mesh.sending import (
     HeldByRanksError,
     LentFrames,
     arguments_that_fit,
@@ -17,10 +18,8 @@ from monarch_nb.mesh.arguments import (
     check_arguments,
     encode_arguments,
     hidden_from_callers,
+    send_region,
 )
-from monarch_nb.mesh.handle import Handle
-from monarch_nb.mesh.operations import operations
-from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import (
     ActorState,

@@ -1,6 +1,5 @@
 """Host meshes: where processes can be spawned."""
 
-import asyncio
 import contextlib
 import os
 import warnings
@@ -9,9 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, cast
 
+from monarch_nb._deferred import asyncio
 from monarch_nb.host.command import BootstrapCommand, check_environment, launches
+from monarch_nb.mesh.handle import ProcsWanted, operations
 from monarch_nb.mesh.host_record import GROW_S, HostRecord, HostSource
-from monarch_nb.mesh.operations import ProcsWanted, operations
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import Future, current_runtime, fail_future, pending_future, resolve_future, when_done
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Point, Region
@@ -19,7 +19,7 @@ from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import counted
 
 if TYPE_CHECKING:
-    from monarch_nb.mesh.resized import Resized
+    from monarch_nb.mesh.host_record import Resized
 
 
 class HostMesh(MeshTrait):

@@ -1,6 +1,5 @@
-"""Proc meshes: references to arrays of processes."""
+"""Proc meshes: references to arrays of processes; the active ones, and callbacks for new ones."""
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -8,26 +7,24 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast, overload
 
+from monarch_nb._deferred import asyncio
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.console import Console, console_of
-from monarch_nb.mesh.handle import Handle, form_of
+from monarch_nb.mesh.handle import Handle, form_of, operations
 from monarch_nb.mesh.host_record import GROW_S
-from monarch_nb.mesh.operations import operations
-from monarch_nb.mesh.reference import ProcForm, proc_form, proc_record
-from monarch_nb.mesh.registry import MeshRegistry
+from monarch_nb.mesh.registry import MeshRegistry, ProcForm, proc_form, proc_record
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.runtime import Coro, Future, ProcState, Runtime, fail_future, pending_future, resolved_future
+from monarch_nb.runtime import Coro, Future, ProcState, Runtime, fail_future, pending_future, resolved_future, started
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import Layout, host_name, parse_address, text_table
 
-R = TypeVar("R")
-
-P = ParamSpec("P")
-
 if TYPE_CHECKING:
     from monarch_nb.mesh.host import HostMesh
-    from monarch_nb.mesh.resized import Resized
+    from monarch_nb.mesh.host_record import Resized
 
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
 A = TypeVar("A")
 
 
@@ -259,3 +256,37 @@ class ThisProc:
             state = ProcState(uid, "this_proc", region, runtime.address, layout=layout)
             self._registry.own(runtime.root, state)
         return ProcMesh(state, state.region)
+
+
+Callback = Callable[[ProcMesh], object]
+_callbacks: list[Callback] = []
+
+
+def register_proc_mesh_spawn_callback(callback: Callback) -> None:
+    """Calls `callback(proc_mesh)` whenever this process has spawned a mesh, before the caller gets it."""
+    _callbacks.append(callback)
+
+
+def unregister_proc_mesh_spawn_callback(callback: Callback) -> None:
+    """Unregisters a callback. Raises ValueError if it is not registered."""
+    _callbacks.remove(callback)
+
+
+def announce(mesh: ProcMesh) -> None:
+    """Runs the callbacks; logs errors in them, since the processes exist all the same."""
+    for callback in tuple(_callbacks):
+        try:
+            callback(mesh)
+        except Exception:
+            logger.exception("a spawn callback failed on %r", mesh)
+
+
+def get_active_proc_meshes() -> list[ProcMesh]:
+    """Returns the proc meshes that this process has spawned and not stopped, referenced or not."""
+    runtime = started()
+    states = tuple(runtime.meshes.values()) if runtime is not None else ()
+    return [
+        ProcMesh(state, state.region)
+        for state in states
+        if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None
+    ]

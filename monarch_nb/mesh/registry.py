@@ -1,14 +1,24 @@
-"""The meshes that a process owns or references."""
+"""The meshes that a process owns or references, and their form in messages.
 
+A handle pickles as its region and the form of its record by `proc_form` or `actor_form`; the receiver's `proc_record`
+or `actor_record` returns the record there. A process follows a mesh from its first reference on.
+"""
+
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
+from monarch_nb.mesh.handle import operations
 from monarch_nb.mesh.mesh_events import Event, MeshSpawned
 from monarch_nb.mesh.verbs import ACTOR_FAILED
-from monarch_nb.runtime import ActorState, Instance, MeshState, ProcState, Runtime, ranks_of
+from monarch_nb.runtime import ActorState, Instance, MeshState, ProcState, Runtime, current_runtime, ranks_of
+from monarch_nb.runtime.actors.actor import Kind
 from monarch_nb.shape import Region
 from monarch_nb.supervision import Action, ActorEnd, Driver, MeshSpec, SupervisionMachine
 from monarch_nb.transport import held_back
-from monarch_nb.wire import Asker, Layout
+from monarch_nb.wire import Asker, Layout, host_of
+
+S = TypeVar("S", bound=MeshState)
 
 
 class MeshRegistry:
@@ -154,3 +164,67 @@ class MeshRegistry:
 
     def _actor_failed(self, end: ActorEnd, asker: Asker[None]) -> None:
         self._runtime.node.settled(self._driver.on_actor_end, end)  # after its earlier answers
+
+
+Common = tuple[str, str, Region, str, dict[int, int], int, str | None]  # the region is that of the version
+ProcForm = tuple[Common, Layout]
+ActorForm = tuple[Common, ProcForm, type, Kind]
+
+_lock = threading.Lock()
+
+
+def _common(state: MeshState) -> Common:
+    with state.lock:
+        return (
+            state.uid,
+            state.name,
+            state.region,
+            state.owner_process,
+            dict(state.incarnations),
+            state.version,
+            state.stopped,
+        )
+
+
+def proc_form(state: ProcState) -> ProcForm:
+    """Returns the form of a mesh of processes in messages."""
+    return _common(state), state.layout
+
+
+def actor_form(state: ActorState) -> ActorForm:
+    """Returns the form of a mesh of actors in messages."""
+    return _common(state), proc_form(state.procs), state.cls, state.kind
+
+
+def proc_record(form: ProcForm) -> ProcState:
+    """Returns this process's record of a mesh of processes. Raises UnreachableError for hosts that are out of reach."""
+    common, layout = form
+    uid, name, _, owner, *_ = common
+    runtime = current_runtime()
+    if uid not in runtime.meshes:
+        operations().reach((host_of(owner), *layout.hosts), name)
+    return _record(runtime, common, ProcState, layout=layout)
+
+
+def actor_record(form: ActorForm) -> ActorState:
+    """Returns this process's record of a mesh of actors. Raises UnreachableError for hosts that are out of reach."""
+    common, procs, cls, kind = form
+    return _record(current_runtime(), common, ActorState, procs=proc_record(procs), cls=cls, kind=kind)
+
+
+def _record(runtime: Runtime, common: Common, record: type[S], **fields: Any) -> S:
+    uid, name, region, owner, incarnations, version, stopped = common
+    with _lock:
+        state = runtime.meshes.get(uid)
+        if state is None:
+            state = runtime.meshes[uid] = record(uid, name, region, owner, incarnations, version, stopped, **fields)
+            try:
+                operations().refer(state)
+            except BaseException:  # its end would never be reported: the next reference tries again
+                del runtime.meshes[uid]
+                raise
+        else:
+            new_region = region if region != state.region else None
+            runtime.part(MeshRegistry).renew(state, incarnations, version, new_region, fields.get("layout"))
+    assert isinstance(state, record)
+    return state

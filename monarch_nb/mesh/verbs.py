@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
-from monarch_nb.runtime.actors.endpoint import Kind
+from monarch_nb.runtime.actors.actor import Kind
 from monarch_nb.shape import RegionForm
 from monarch_nb.supervision import ActorEnd, RankIncarnation
 from monarch_nb.wire import Done, Lane, Verb

@@ -20,7 +20,7 @@ from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import kind_of, text_of
 
 END_S = 60.0  # for the ranks to write their traces and send them
-_CALL = "__import__('monarch_nb.profiling.torch_rank', fromlist=['begin']).{call}"
+_CALL = "__import__('monarch_nb.profiling.sampler', fromlist=['begin_trace']).{call}"
 NUMBERS_PER_RANK = 1000  # numbers of processes for each rank
 _FLOWS = frozenset({"s", "t", "f", "b", "n", "e"})  # phases of events that share an id
 
@@ -103,18 +103,18 @@ class Traces:
         Raises RuntimeError where PyTorch is not installed, or its profiler runs there already.
         """
         all_threads = not isinstance(self._mesh, ActorMesh)
-        begun = self._run(f"begin({self._number}, every_thread={all_threads})")
+        begun = self._run(f"begin_trace({self._number}, every_thread={all_threads})")
         failures = {rank: reason for rank, (_, reason) in _results(begun, None).items() if reason}
         if failures:
             rank, reason = next(iter(failures.items()))
-            self._run(f"end({self._number})")
+            self._run(f"end_trace({self._number})")
             raise RuntimeError(f"PyTorch's profiler did not begin on {self._named([rank])}: {reason}")
 
     def end(self, folder: str, ahead: Mapping[int, float]) -> None:
         """Writes the traces of all ranks that answer to one file, and notes on missing ones to the profile. `ahead` is
         the seconds by which the clocks of ranks are ahead of this one.
         """
-        results = _results(self._run(f"end({self._number})"), END_S)
+        results = _results(self._run(f"end_trace({self._number})"), END_S)
         traces = []
         for rank, (packed, reason) in results.items():
             if reason:

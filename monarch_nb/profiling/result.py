@@ -5,9 +5,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from monarch_nb.profiling.groups import Difference, differences, grouped
-from monarch_nb.profiling.samples import ProfileSamples, RankProfile, Stack
-from monarch_nb.profiling.tree import WAITS, CallNode, tree
+from monarch_nb.profiling.groups import (
+    WAITS,
+    CallNode,
+    Difference,
+    ProfileSamples,
+    RankProfile,
+    Stack,
+    differences,
+    grouped,
+    tree,
+)
 from monarch_nb.profiling.verbs import Samples, StackFrame
 from monarch_nb.shape import Region, places_of
 from monarch_nb.wire import counted

@@ -9,10 +9,9 @@ import msgspec
 
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
+from monarch_nb.profiling.groups import ProfileSamples
 from monarch_nb.profiling.recording import ProcessRecording
-from monarch_nb.profiling.sampler import Sampler
-from monarch_nb.profiling.samples import ProfileSamples
-from monarch_nb.profiling.stacks import Stack, Stacks
+from monarch_nb.profiling.sampler import Sampler, Stack, Stacks
 from monarch_nb.profiling.verbs import (
     Began,
     Begin,

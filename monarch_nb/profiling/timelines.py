@@ -1,4 +1,7 @@
-"""`timeline(mesh)`: the activity of each rank of a mesh over time, recorded while a block runs, or until `stop`."""
+"""`timeline(mesh)`: the activity of each rank of a mesh over time, recorded while a block runs, or until `stop`.
+
+It is written as a Chrome trace, which Perfetto and chrome://tracing open.
+"""
 
 import gzip
 import itertools
@@ -7,12 +10,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, region_of, state_of
 from monarch_nb.mesh.requests import request
@@ -21,7 +24,6 @@ from monarch_nb.profiling.measuring import CLOCKS_S, part_of_mesh, sort_answers
 from monarch_nb.profiling.result import line_text
 from monarch_nb.profiling.rows import MOST_GROUPS, ODD, CallEnds, GroupRow, TimelineRows
 from monarch_nb.profiling.service import PROFILING
-from monarch_nb.profiling.trace_events import chrome_trace
 from monarch_nb.profiling.verbs import Began, BeginRecording, Recorded, RecordedCall, RecordedSpan, StopRecording
 from monarch_nb.runtime import Future, MeshState, Runtime, current_runtime, when_done
 from monarch_nb.shape import MeshTrait, places_of
@@ -35,7 +37,13 @@ _TURNS = {"failed": "lost", "healing": "healing", "alive": "", "stopped": ""}
 _MARKS = 12  # breakpoints, deaths and heals that the text lists
 _CALLS = 12  # endpoints that the text lists
 PROMPT = 250  # ranks that send records twice a second; in larger meshes, each sends proportionally less often
+CALLER = 0  # the process of the file with the calls of their sender; rank n is process n + 1
+_TRACE_LANES = {"call": 0, "span": 1, "transfer": 2, "collective": 2, "pause": 3}
+_TRACE_LANE_NAMES = ("calls", "spans", "collectives, transfers", "pauses")
+_TRACE_COLOURS = {"lost": "terrible", "healing": "bad", "paused": "yellow"}
 _numbers = itertools.count(1)
+
+TraceEvent: TypeAlias = dict[str, object]
 
 
 class Timeline:
@@ -323,3 +331,75 @@ def timeline(mesh: AnyMesh | MeshTrait) -> Timeline:
     if state.stopped is not None:
         raise RuntimeError(f"{state.name} was stopped ({state.stopped}): there is nothing to record; spawn it again")
     return Timeline(part, current_runtime())
+
+
+def chrome_trace(rows: TimelineRows, label: Callable[[int], str], now: float) -> TraceEvent:
+    """Returns the trace: a process for each rank, one for the sender of calls, an arrow from each call to its ranks.
+
+    Times are microseconds since the first event.
+    """
+    first = [span.began for rank in rows.spans for span in rows.of(rank, now)[:1]]
+    zero = min((*first, *(call.began for call in rows.calls.values())), default=now)
+    numbers = {call.call: n for n, call in enumerate(sorted(rows.calls.values(), key=lambda call: call.began))}
+    events = [*_traced_caller(rows, numbers, zero, now)]
+    for rank in rows.spans:
+        events += _traced_rank(rows, numbers, rank, label(rank), zero, now)
+    return {"displayTimeUnit": "ms", "baseTimeNanoseconds": round(1e9 * zero), "traceEvents": events}
+
+
+def _process_named(pid: int, name: str) -> Iterator[TraceEvent]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+
+
+def _micros(seconds: float) -> float:
+    return round(1e6 * seconds, 1)
+
+
+def _traced_caller(rows: TimelineRows, numbers: Mapping[str, int], zero: float, now: float) -> Iterator[TraceEvent]:
+    yield from _process_named(CALLER, "controller")
+    lanes: list[float] = []  # overlapping calls are in different lanes
+    for number, call in ((number, rows.calls[call]) for call, number in numbers.items()):
+        lane = next((lane for lane, until in enumerate(lanes) if until <= call.began), len(lanes))
+        lanes[lane : lane + 1] = [call.ended or now]
+        span = {"pid": CALLER, "tid": lane, "ts": _micros(call.began - zero), "cat": "call"}
+        facts = {"ranks": call.size, "source": f"{call.file}:{call.line}", "call": call.call}
+        duration = _micros((call.ended or now) - call.began)
+        yield {**span, "ph": "X", "name": call.title, "dur": duration, "args": facts}
+        yield {**span, "ph": "s", "name": call.title, "id": number}
+
+
+def _traced_rank(
+    rows: TimelineRows, numbers: Mapping[str, int], rank: int, label: str, zero: float, now: float
+) -> Iterator[TraceEvent]:
+    pid = rank + 1
+    yield from _process_named(pid, label)
+    used = set()
+    for span in rows.of(rank, now):
+        lane = _TRACE_LANES.get(span.kind, 0)
+        used.add(lane)
+        common = {"pid": pid, "tid": lane, "ts": _micros(span.began - zero), "cat": span.kind}
+        yield {**common, **_traced_shape(span), "name": span.name, "args": _traced_facts(span)}
+        if span.call in numbers:
+            name = rows.calls[span.call].title
+            yield {**common, "ph": "f", "bp": "e", "name": name, "cat": "call", "id": numbers[span.call]}
+    for lane in sorted(used):
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane, "args": {"name": _TRACE_LANE_NAMES[lane]}}
+
+
+def _traced_shape(span: RecordedSpan) -> TraceEvent:
+    if span.ended <= span.began:
+        return {"ph": "i", "s": "p" if span.kind in ODD else "t"}
+    colour = "terrible" if span.failed else _TRACE_COLOURS.get(span.kind)
+    return {"ph": "X", "dur": _micros(span.ended - span.began), **({"cname": colour} if colour else {})}
+
+
+def _traced_facts(span: RecordedSpan) -> TraceEvent:
+    facts: TraceEvent = {"kind": span.kind}
+    if span.call:
+        facts["call"] = span.call
+    if span.count > 1:
+        facts["count"] = span.count
+    if span.failed:
+        facts["failed"] = True
+    return facts

@@ -5,8 +5,7 @@ buffer.read_into(mine).get()         # elsewhere: its bytes, into memory there
 routes()                             # which way bytes take, and how many took it
 """
 
-from monarch_nb.rdma.action import RDMAAction
-from monarch_nb.rdma.buffer import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
+from monarch_nb.rdma.buffer import RDMAAction, RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, RDMAError
 from monarch_nb.rdma.parameters import ParameterSource, ParameterStore, Shard
 from monarch_nb.rdma.put import Put, put

@@ -4,8 +4,7 @@ import weakref
 from typing import Generic, TypeVar
 
 from monarch_nb.rdma.buffer import aside, service
-from monarch_nb.rdma.errors import BufferDroppedError
-from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.errors import BufferDroppedError, Limit
 from monarch_nb.rdma.puts import StoredValue, starts
 from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.transport import SharedMemoryError

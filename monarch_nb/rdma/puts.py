@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from monarch_nb.rdma import verbs
-from monarch_nb.rdma.errors import BufferDroppedError
-from monarch_nb.rdma.handle import BufferHandle, ProcessIdentity, own_identity
-from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.errors import BufferDroppedError, Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import Move
+from monarch_nb.rdma.verbs import BufferHandle, ProcessIdentity, own_identity
 from monarch_nb.runtime import Instance
 from monarch_nb.settings import settings
 from monarch_nb.transport import SharedMemoryError

@@ -13,19 +13,24 @@ from monarch_nb.gpu import GpuError, driver
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.rdma import verbs
-from monarch_nb.rdma.errors import owner_lost
+from monarch_nb.rdma.errors import Limit, owner_lost
 from monarch_nb.rdma.fabric import Fabric
-from monarch_nb.rdma.handle import BufferHandle, DeviceRegion, own_identity
-from monarch_nb.rdma.leases import LeaseClient, MemoryLeases
-from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.listener import BulkListener
 from monarch_nb.rdma.memory import Memory
-from monarch_nb.rdma.mover_registry import MOVERS, movers_named
 from monarch_nb.rdma.movers import CannotReachError
+from monarch_nb.rdma.movers.nixl import LeaseClient, MemoryLeases
+from monarch_nb.rdma.movers.streams import BulkListener
 from monarch_nb.rdma.puts import Puts
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.routes import SOCKETS, MoverRoutes, Route
-from monarch_nb.rdma.verbs import Flow, OfferedMemory, TrafficReport, TransferOutcome
+from monarch_nb.rdma.routes import MOVERS, SOCKETS, MoverRoutes, Route, movers_named
+from monarch_nb.rdma.verbs import (
+    BufferHandle,
+    DeviceRegion,
+    Flow,
+    OfferedMemory,
+    TrafficReport,
+    TransferOutcome,
+    own_identity,
+)
 from monarch_nb.runtime import Feature, Instance, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError

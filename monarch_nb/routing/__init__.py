@@ -3,7 +3,19 @@
 from typing import TYPE_CHECKING
 
 from monarch_nb._package import lazy_names
-from monarch_nb.routing.cast import Branch, Delivery, Expansion, branches_below, expand, indices, plan_cast, size_of
+from monarch_nb.routing.cast import (
+    Batch,
+    Branch,
+    Delivery,
+    Expansion,
+    Fold,
+    LostIndices,
+    branches_below,
+    expand,
+    indices,
+    plan_cast,
+    size_of,
+)
 from monarch_nb.routing.order import Gap, Inbox, InboxOverflow, InboxStats, Outbox
 
 if TYPE_CHECKING:
@@ -22,16 +34,17 @@ if TYPE_CHECKING:
         Transmit,
         Unblocked,
     )
-    from monarch_nb.routing.fold import Batch, Fold, LostIndices
-    from monarch_nb.routing.incarnations import (
+    from monarch_nb.routing.link import BROKEN_EARLY, Link
+    from monarch_nb.routing.routes import (
+        Hop,
         Incarnations,
         LinkIncarnations,
+        NoRoute,
+        RoutingTable,
         first_link_incarnation,
         new_incarnation,
         process_incarnation,
     )
-    from monarch_nb.routing.link import BROKEN_EARLY, Link
-    from monarch_nb.routing.routes import Hop, NoRoute, RoutingTable
 
 __all__ = [
     "BROKEN_EARLY",
@@ -93,15 +106,16 @@ __getattr__ = lazy_names(
             "Transmit",
             "Unblocked",
         ),
-        "fold": ("Batch", "Fold", "LostIndices"),
-        "incarnations": (
+        "link": ("BROKEN_EARLY", "Link"),
+        "routes": (
+            "Hop",
             "Incarnations",
             "LinkIncarnations",
+            "NoRoute",
+            "RoutingTable",
             "first_link_incarnation",
             "new_incarnation",
             "process_incarnation",
         ),
-        "link": ("BROKEN_EARLY", "Link"),
-        "routes": ("Hop", "NoRoute", "RoutingTable"),
     },
 )

@@ -1,8 +1,7 @@
 """One per process: mailboxes, ports, futures, context, and how an endpoint is executed."""
 
-from monarch_nb.runtime.actors.actor import Actor
-from monarch_nb.runtime.actors.cell import ANEW, EXEC, HOOK, RELOAD, ActorCell
-from monarch_nb.runtime.actors.endpoint import (
+from monarch_nb.runtime.actors.actor import (
+    Actor,
     AnyEndpoint,
     Coro,
     EndpointProperty,
@@ -12,15 +11,25 @@ from monarch_nb.runtime.actors.endpoint import (
     kind_of,
     undeclared_name,
 )
-from monarch_nb.runtime.actors.hosting import calls_of
-from monarch_nb.runtime.arrivals import SPAWN
+from monarch_nb.runtime.actors.cell import ANEW, EXEC, HOOK, RELOAD, ActorCell
+from monarch_nb.runtime.actors.hosting import ByteCounts, ProcessTables, calls_of
+from monarch_nb.runtime.arrivals import FILL_AGAIN_S, SPAWN
 from monarch_nb.runtime.bodies import returns_future
 from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
-from monarch_nb.runtime.calls import DeadlockError, PendingCall, Thunk
+from monarch_nb.runtime.calls import DeadlockError, EncodedObject, LentArguments, PendingCall, StreamCall, Thunk
 from monarch_nb.runtime.cause import ActorEnd, Cause, CauseKind, stop_cause
-from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
-from monarch_nb.runtime.encoded_arguments import EncodedObject, LentArguments
-from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Feature
+from monarch_nb.runtime.context import (
+    ROOT,
+    ActorId,
+    Context,
+    CreatorInstance,
+    Instance,
+    StopRequested,
+    current,
+    current_runtime,
+    started,
+)
+from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Feature, Supervising, fault_hook, set_hook_lookup
 from monarch_nb.runtime.future import (
     Future,
     WouldBlockRuntime,
@@ -37,14 +46,10 @@ from monarch_nb.runtime.future import (
     resolved_future,
     when_done,
 )
-from monarch_nb.runtime.losses import FILL_AGAIN_S
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, proc_state_of, ranks_of
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
-from monarch_nb.runtime.process import Loader, Parts, Runtime, current_runtime, install, started
+from monarch_nb.runtime.process import Loader, Parts, Runtime, install
 from monarch_nb.runtime.recorder import CallRecorder, CollectionWatch
-from monarch_nb.runtime.streams import StreamCall
-from monarch_nb.runtime.supervising import Supervising, fault_hook, set_hook_lookup
-from monarch_nb.runtime.tables import ByteCounts, ProcessTables
 from monarch_nb.runtime.verbs import DOING, INTERRUPT, Interrupt, RunningEndpoint, RunsOn, SpawnActor, WhatRuns
 from monarch_nb.runtime.waiting import WaitObserver
 

@@ -1,6 +1,5 @@
 """Functions written as `async def` that return a Future: the body runs on the loop of its first observer."""
 
-import asyncio
 import atexit
 import contextlib
 import contextvars
@@ -11,7 +10,8 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import ParamSpec, TypeVar
 
-from monarch_nb.runtime.actors.endpoint import Coro
+from monarch_nb._deferred import asyncio
+from monarch_nb.runtime.actors.actor import Coro
 from monarch_nb.runtime.future import Future, WouldBlockRuntime, check_not_driven, driving
 
 P = ParamSpec("P")
@@ -30,7 +30,7 @@ class _Runner:
             atexit.register(self.close)
 
 
-def _close(runner: asyncio.Runner) -> None:
+def _close(runner: "asyncio.Runner") -> None:
     with contextlib.suppress(Exception):
         runner.close()
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from monarch_nb._imported import when_imported
-from monarch_nb.runtime import current_process
-from monarch_nb.runtime.context import current
+from monarch_nb._package import when_imported
+from monarch_nb.runtime.context import current, started
 from monarch_nb.runtime.features import DEBUG
 
 
@@ -43,7 +42,7 @@ def install_breakpoints() -> None:
 def _stop(
     frame: FrameType, reason: str, before: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
-    process = current_process.started()
+    process = started()
     context = current.get()
     in_actor = context is not None and context.actor_instance.cell is not None
     if process is None or not (in_actor or process.is_worker):  # the notebook's own cells, or a script

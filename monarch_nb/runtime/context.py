@@ -1,4 +1,4 @@
-"""The context of running code: the current actor instance and the message it handles."""
+"""The context of running code: its process, its actor instance, and the message it handles."""
 
 import functools
 import hashlib
@@ -7,9 +7,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from monarch_nb._package import become_controller
 from monarch_nb.routing import Outbox
 from monarch_nb.runtime.ids import Uid
 from monarch_nb.shape import Extent, Point
+from monarch_nb.transport import held_back
 from monarch_nb.wire import Harmless, Header, parse_address
 
 if TYPE_CHECKING:
@@ -225,3 +227,42 @@ def running_call() -> str:
     """Returns the outermost call that the running code belongs to, "" for none."""
     context = current.get()
     return "" if context is None else context.origin
+
+
+_process: "Runtime | None" = None
+_several = False  # several are simulated here, and an actor's context names its process
+_starting = threading.RLock()
+
+
+def current_runtime() -> "Runtime":
+    """Returns the process of the calling code; one without a role yet becomes a controller now."""
+    if _several:
+        return _of_context() or _process or _start()
+    return _process or _start()
+
+
+def started() -> "Runtime | None":
+    """Returns the process of the calling code, if it has a role yet."""
+    return (_of_context() if _several else None) or _process
+
+
+def make_current(new: "Runtime | None", *, several: bool = False) -> None:
+    """Makes `new` the process of all code, or with `several` of the code that runs outside of actors.
+
+    None after the old one was closed.
+    """
+    global _process, _several
+    _process, _several = new, several
+
+
+def _of_context() -> "Runtime | None":
+    context = current.get()
+    return None if context is None else context.actor_instance.process
+
+
+def _start() -> "Runtime":
+    with _starting:
+        if _process is None:
+            held_back(become_controller)
+    assert _process is not None
+    return _process

@@ -1,6 +1,5 @@
 """The result of a call that is under way: block for it, await it, or check it later."""
 
-import asyncio
 import logging
 import math
 import threading
@@ -9,6 +8,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
 from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 
+from monarch_nb._deferred import asyncio
 from monarch_nb.runtime import unretrieved, waiting
 from monarch_nb.transport import held_back
 from monarch_nb.wire import ActorError, error_line

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
-from monarch_nb.runtime.actors.endpoint import Kind as ActorKind
+from monarch_nb.runtime.actors.actor import Kind as ActorKind
 from monarch_nb.runtime.context import Instance
 from monarch_nb.runtime.future import Future
 from monarch_nb.shape import Region, runs

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from monarch_nb.runtime.current_process import process
+from monarch_nb.runtime.context import current_runtime
 from monarch_nb.runtime.future import Future
 from monarch_nb.wire import (
     ActorError,
@@ -52,7 +52,7 @@ class Port(Generic[T]):
         self._used = True
 
     def _send(self, status: Status, frames: list[MemoryFrame]) -> None:
-        sender = process()
+        sender = current_runtime()
         context = sender.context()
         header = Header(
             Kind.PORT,
@@ -76,7 +76,7 @@ class Port(Generic[T]):
 
     def send(self, obj: T) -> None:
         """Sends one value; does not wait for it to arrive. Raises RuntimeError for a second one of a once-port."""
-        frames = encode(obj, process())
+        frames = encode(obj, current_runtime())
         self._use()
         self._send(Status.VALUE, frames)
 
@@ -105,8 +105,8 @@ class ReplyPort(Port[T]):
 
     def _send(self, status: Status, frames: list[MemoryFrame]) -> None:
         if self._number:
-            process().check_size(self._request.src, frames)
-            process().reply(self._request, status, frames)
+            current_runtime().check_size(self._request.src, frames)
+            current_runtime().reply(self._request, status, frames)
 
     def _asks(self, answer: Header) -> Header:
         return self._request
@@ -123,7 +123,7 @@ class _Queue:
     """The values of one port, and the receives that wait for them. The port is open while a receiver refers to this."""
 
     def __init__(self, once: bool) -> None:
-        receiver = self._process = process()
+        receiver = self._process = current_runtime()
         self._lock = threading.Lock()
         self._values: deque[tuple[int, Callable[[], object]]] = deque()  # rank of the sender, value
         # A cancelled receive takes no value.
@@ -234,7 +234,7 @@ class _Relay:
     def __init__(self, port: Port[Any], count: int) -> None:
         self._port = port
         self._missing = count
-        self._process = process()
+        self._process = current_runtime()
         self.number = self._process.ports.open(self)
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
@@ -253,7 +253,7 @@ def number_for(port: Port[Any] | None, count: int) -> int:
     """Returns the number in this process for `count` answers to `port`; 0 for none."""
     if port is None:
         return 0
-    if type(port) is Port and port._address == process().address:
+    if type(port) is Port and port._address == current_runtime().address:
         return port._number
     return _Relay(port, count).number
 
@@ -305,10 +305,10 @@ class Channel(Generic[T]):
     def open(once: bool = False) -> "tuple[Port[T], PortReceiver[T]]":
         """Returns a port to send to others, and the receiver that stays here."""
         queue = _Queue(once)
-        return Port(process().address, queue.number, once=once), PortReceiver(queue)
+        return Port(current_runtime().address, queue.number, once=once), PortReceiver(queue)
 
     @staticmethod
     def open_ranked(once: bool = False) -> "tuple[Port[T], RankedPortReceiver[T]]":
         """Returns a port and receiver as `open`, with the sender's rank beside each value."""
         queue = _Queue(once)
-        return Port(process().address, queue.number, once=once), RankedPortReceiver(queue)
+        return Port(current_runtime().address, queue.number, once=once), RankedPortReceiver(queue)

@@ -9,24 +9,28 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from monarch_nb.runtime import current_process, unretrieved, waiting
+from monarch_nb.runtime import unretrieved, waiting
 from monarch_nb.runtime.actors.cell import HOOK, ActorCell
 from monarch_nb.runtime.actors.failures import FailureStore
-from monarch_nb.runtime.actors.hosting import Hosting
-from monarch_nb.runtime.actors.interrupts import Interrupts
-from monarch_nb.runtime.arrivals import SPAWN, Arrivals
+from monarch_nb.runtime.actors.hosting import Hosting, LogPositions, PortTable, ProcessTables
+from monarch_nb.runtime.actors.interrupts import Cancellation, CancelledCalls, Interrupts
+from monarch_nb.runtime.arrivals import SPAWN, Arrivals, Losses
 from monarch_nb.runtime.calls import PendingCall
-from monarch_nb.runtime.cancellation import Cancellation, CancelledCalls
-from monarch_nb.runtime.context import ROOT, Context, Instance, current, running_actor, running_call
-from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Features
-from monarch_nb.runtime.losses import Losses
+from monarch_nb.runtime.context import (
+    ROOT,
+    Context,
+    Instance,
+    current,
+    make_current,
+    running_actor,
+    running_call,
+    started,
+)
+from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Features, Supervising
 from monarch_nb.runtime.meshes import ActorState
-from monarch_nb.runtime.output import log_prefix
-from monarch_nb.runtime.output.own_log import OwnLog
+from monarch_nb.runtime.output.own_log import OwnLog, prefix_records
 from monarch_nb.runtime.recorder import CallRecorder
 from monarch_nb.runtime.sender import MessageSender
-from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.runtime.tables import LogPositions, PortTable, ProcessTables
 from monarch_nb.runtime.verbs import CANCEL, DOING, END, INTERRUPT, PROBE
 from monarch_nb.runtime.waits import DeadlockDetector
 from monarch_nb.transport import Clock, Parcel, Transport
@@ -222,21 +226,14 @@ class Runtime:
         self.node.close(linger)
 
 
-# This process's runtime; in a process that is not part of a mesh yet, it becomes a controller now.
-current_runtime = current_process.process
-
-# The same, or None if there is none yet.
-started = current_process.started
-
-
 def install(new: Runtime | None, *, several: bool = False) -> None:
     """Makes `new` the process's runtime; None after the old one was closed.
 
     With `several`, other runtimes are simulated here, too: code in an actor gets its own.
     """
-    if current_process.started() is not None:
+    if started() is not None:
         waiting.observers.change(())
-    current_process.install(new, several=several)
+    make_current(new, several=several)
     if new is not None:
-        log_prefix.install(running_actor)
+        prefix_records(running_actor)
         waiting.join(new.waits)

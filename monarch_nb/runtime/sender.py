@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import msgspec
 
+from monarch_nb.runtime.actors.hosting import ProcessTables
 from monarch_nb.runtime.cause import Cause
+from monarch_nb.runtime.features import Supervising
 from monarch_nb.runtime.output.own_log import OwnLog
-from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.transport import Parcel, Transport, TransportError, UnreachableError, reason_parcel
 from monarch_nb.wire import (
     REPLY,

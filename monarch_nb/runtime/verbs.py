@@ -4,7 +4,7 @@ from enum import IntEnum
 
 import msgspec
 
-from monarch_nb.runtime.actors.endpoint import Kind
+from monarch_nb.runtime.actors.actor import Kind
 from monarch_nb.runtime.context import Ancestor
 from monarch_nb.shape import RegionForm
 from monarch_nb.wire import Harmless, Lane, Verb

@@ -1,10 +1,11 @@
 """Observers of threads and tasks that wait for futures: progress displays, deadlock detection, debuggers."""
 
-import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from monarch_nb._deferred import asyncio
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.future import Future
@@ -58,7 +59,7 @@ class _Observers:
 observers = _Observers()
 
 # Current awaits: the signal on which each suspends, its future, its loop and its context.
-_awaits: dict["asyncio.Future[None]", tuple["Future[object]", asyncio.AbstractEventLoop, contextvars.Context]] = {}
+_awaits: dict["asyncio.Future[None]", "tuple[Future[object], asyncio.AbstractEventLoop, contextvars.Context]"] = {}
 
 
 def join(observer: WaitObserver) -> None:

@@ -1,17 +1,16 @@
 """Deadlocks: a circle of actors that wait for each other is reported and ended instead of hanging."""
 
-import asyncio
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from monarch_nb._deferred import asyncio
 from monarch_nb._package import more
 from monarch_nb.runtime.actors.cell import ActorCell
-from monarch_nb.runtime.calls import DeadlockError
+from monarch_nb.runtime.calls import DeadlockError, StreamCall
 from monarch_nb.runtime.context import current
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.meshes import ActorState
-from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.verbs import END, PROBE, Deadlock, Probe, WaitHop
 from monarch_nb.runtime.waiting import Leave, WaitObserver
 from monarch_nb.wire import Asker

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Any, TypedDict, get_args
 
-from monarch_nb.settings.setting import SECOND, Encoding, Kind, Setting
+from monarch_nb.settings.kinds import SECOND, Encoding, Kind, Setting
 
 Duration = str | float | timedelta
 """Text such as "1h 30m", a number of seconds, or a timedelta."""

@@ -1,5 +1,5 @@
-"""The configuration of this process, in layers: defaults, the environment, the settings of its controller, and those
-of the program here. The last layer that has a value counts.
+"""The configuration of this process: its keys, and their values in layers: defaults, the environment, the settings of
+its controller, and those of the program here. The last layer that has a value counts.
 """
 
 import difflib
@@ -9,16 +9,199 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping
+from typing import Literal
 
-from monarch_nb.settings.accepted_keys import accepted
-from monarch_nb.settings.effective import Effective
-from monarch_nb.settings.kinds import checked, from_text, public_value, to_text
-from monarch_nb.settings.setting import Setting, Value
+from monarch_nb.settings.accepted_keys import AcceptedArgs, Duration, accepted
+from monarch_nb.settings.kinds import (
+    ChannelTransport,
+    Setting,
+    Value,
+    checked,
+    count,
+    flag,
+    from_text,
+    public_value,
+    seconds,
+    text,
+    to_text,
+)
 
 logger = logging.getLogger(__name__)
 
 TRAVELS_IN = "MONARCH_NB_CONFIG"  # environment variable that passes a controller's settings to its processes
 _PREFIXES = ("MONARCH_NB_", "HYPERACTOR_MESH_", "HYPERACTOR_", "MONARCH_HYPERACTOR_", "MONARCH_")
+_MIB = 1 << 20
+
+
+class Effective:
+    """The keys that have an effect here, as attributes; durations are in seconds, sizes in bytes."""
+
+    # Messages
+    message_delivery_timeout = seconds(30, "how long a message may take before it counts as lost")
+    codec_max_frame_length = count(10 << 30, "the largest message to another process, in bytes", least=1)
+    default_transport: Setting[ChannelTransport | str] = Setting(
+        "transport", ChannelTransport.Unix, "how hosts are reached; see enable_transport"
+    )
+    link_credit_window = count(256 * _MIB, "how many bytes may be under way to one process", least=1024)
+    link_down_timeout = seconds(60, "how long a connection may be down before what waits for it is lost")
+    shared_memory_threshold = count(
+        256 * 1024, "the size, in bytes, from which a buffer travels as shared memory", least=4096
+    )
+    call_error_window = seconds(3, "how long a call waits for other ranks once one has raised")
+    capture_warning_size = count(10_000_000, "the size, in bytes, from which a captured global is warned of by name")
+    enable_otel_tracing = flag(True, "whether endpoints run in spans, where OpenTelemetry records any")
+
+    # Starting
+    host_spawn_ready_timeout = seconds(30, "how long a host agent may take to start")
+    host_prestart = flag(True, "whether %load_ext starts the host agent in the background")
+    host_light_procs = count(4, "how many processes a host starts before its template has imported torch")
+    mesh_proc_spawn_max_idle = seconds(30, "how long a host agent may take to answer a spawn")
+    actor_spawn_max_idle = seconds(0, "how long __init__ of an actor may take; 0s: any time", optional=True)
+    torchrun_environment = flag(
+        True,
+        "whether processes have what torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT...",
+    )
+    share_gpus: Setting[bool | str] = Setting(
+        "sharing",
+        False,
+        "whether several processes of a host may have one GPU, where `gpus` asks for more than it has; 'mps': by "
+        "NVIDIA's MPS, so that their kernels run at the same time; 'mps-equal': each on an equal part of it at most",
+    )
+    mesh_attach_config_timeout = seconds(60, "how long hosts may take to answer when they are attached")
+
+    # Ending
+    stop_actor_timeout = seconds(
+        10, "how long a stopped actor's endpoint or __cleanup__ may run before it is interrupted"
+    )
+    cleanup_timeout = seconds(3, "how long an async __cleanup__, or what a stop has interrupted, may take to end")
+    mesh_terminate_timeout = seconds(10, "how long a stopped process may take to end before it is killed")
+    process_exit_timeout = seconds(10, "how long host agents may take to end when the program does")
+    mesh_keep = seconds(
+        0, "how long processes live on, and can be attached, when the program that spawned them ends; 0s: not at all"
+    )
+    kept_results_size = count(
+        64 * _MIB, "how many bytes a process keeps of what its actors answer while nobody is there who called them"
+    )
+    mesh_orphan_timeout = seconds(60, "how long processes live when their owner is silent")
+    mesh_unheld_timeout = seconds(0, "how long a notebook's mesh lives that nothing refers to; 0s: any time")
+    mesh_unheld_most = count(16, "how many meshes that nothing refers to a notebook keeps; the oldest end first")
+    mesh_unheld_memory = count(
+        10, "the free memory, in per cent of this machine's, below which meshes that nothing refers to end one by one"
+    )
+
+    # Memory of other processes
+    rdma_movers = text(
+        "",
+        "which movers RDMABuffer may use, with commas: local, cross-memory, gpu, nixl, streams, messages; all, "
+        "if empty",
+    )
+    rdma_allow_tcp_fallback = flag(True, "whether RDMABuffer may move bytes through sockets")
+    rdma_encrypt_streams = flag(True, "whether streams to other machines are encrypted; both ends must say no to this")
+    rdma_put_kept = count(
+        1024 * _MIB, "how many bytes of values nobody refers to, and of other hosts' values, a process keeps for put()"
+    )
+    rdma_tcp_fallback_parallelism = count(1, "how many TCP streams divide the bytes of a large buffer; 0 is 1")
+
+    # Failures
+    heal_max_restarts = count(3, "how often one rank may be healed within heal_window")
+    heal_window = seconds(60, "see heal_max_restarts")
+    interrupt_on_failure = flag(False, "whether a failure that no call waits for interrupts the running cell")
+
+    # Output
+    enable_log_forwarding = flag(False, "whether processes put ranks before lines of those they start, as scripts do")
+    tail_log_lines = count(20, "how many last lines of a process its failure shows")
+    prefix_with_rank = flag(True, "whether forwarded lines begin with the rank they come from")
+    log_dedup = flag(True, "whether a notebook shows equal lines of several ranks once, with their ranks")
+    log_kept_lines = count(10_000, "how many last lines of each process mesh.logs() has", least=1)
+    log_file_size = count(
+        64 * _MIB, "the size, in bytes, at which a process's log file is closed and a new one begins", least=4096
+    )
+    log_file_count = count(4, "how many log files are kept for a process", least=1)
+    log_folder = text("", "the folder in which log files stay; without it they go when the host ends")
+
+    # Sharded tensors
+    tensor_gather = text(
+        "warn",
+        "what operations do that need whole tensors on every rank: warn (once for each operation), allow, refuse",
+    )
+
+    # Debugging
+    debug_freeze_on_error = flag(False, "whether an endpoint that raises stops there, as at a breakpoint")
+    debug_keep_failures = count(
+        3, "how many failed calls of each actor keep their frames and arguments, for %mpm and %reproduce; 0: none"
+    )
+    debug_keep_bytes = count(256 * _MIB, "how many bytes these frames may hold in each process")
+    debug_command_timeout = seconds(10, "how long a debugger command may run on a rank before it is ended")
+    debug_lease = seconds(60, "how long a stopped rank waits for a controller that is silent")
+    debug_orphan = text("resume", "what the rank does after that: resume, or end (the call fails)")
+    debug_page_lease = seconds(
+        180, "how long ranks that JupyterLab's debugger has stopped wait for a page that is silent"
+    )
+    debug_prompt = flag(True, "whether cells ask for commands where ranks are stopped; if not, calls raise")
+    debug_patience = seconds(3, "how long a call without a prompt waits for ranks that do not stop as others have")
+
+
+class ConfigureArgs(AcceptedArgs, total=False):
+    """The arguments of `configure`, for editors and type checkers; the manual's page on configuration explains them.
+
+    A test compares them with the keys.
+    """
+
+    actor_spawn_max_idle: Duration | None
+    call_error_window: Duration
+    capture_warning_size: int
+    cleanup_timeout: Duration
+    codec_max_frame_length: int
+    debug_command_timeout: Duration
+    debug_freeze_on_error: bool
+    debug_keep_bytes: int
+    debug_keep_failures: int
+    debug_lease: Duration
+    debug_orphan: str
+    debug_page_lease: Duration
+    debug_patience: Duration
+    debug_prompt: bool
+    default_transport: ChannelTransport | str
+    enable_log_forwarding: bool
+    enable_otel_tracing: bool
+    heal_max_restarts: int
+    heal_window: Duration
+    host_light_procs: int
+    host_prestart: bool
+    host_spawn_ready_timeout: Duration
+    interrupt_on_failure: bool
+    kept_results_size: int
+    link_credit_window: int
+    link_down_timeout: Duration
+    log_dedup: bool
+    log_file_count: int
+    log_file_size: int
+    log_folder: str
+    log_kept_lines: int
+    mesh_attach_config_timeout: Duration
+    mesh_keep: Duration
+    mesh_orphan_timeout: Duration
+    mesh_unheld_memory: int
+    mesh_unheld_most: int
+    mesh_unheld_timeout: Duration
+    mesh_proc_spawn_max_idle: Duration
+    mesh_terminate_timeout: Duration
+    message_delivery_timeout: Duration
+    prefix_with_rank: bool
+    process_exit_timeout: Duration
+    rdma_allow_tcp_fallback: bool
+    rdma_encrypt_streams: bool
+    rdma_movers: str
+    rdma_put_kept: int
+    rdma_tcp_fallback_parallelism: int
+    share_gpus: bool | Literal["mps", "mps-equal"]
+    shared_memory_threshold: int
+    stop_actor_timeout: Duration
+    tail_log_lines: int
+    tensor_gather: str
+    torchrun_environment: bool
+
+
 _effective = [value for value in vars(Effective).values() if isinstance(value, Setting)]
 KEYS: dict[str, Setting[object]] = {
     key.name: key for key in sorted((*_effective, *accepted()), key=lambda key: key.name)
@@ -59,14 +242,14 @@ class Settings(Effective):
         values: dict[str, Value] = {}
         names = {name: key for key in KEYS.values() for name in key.env}
         for prefix in reversed(_PREFIXES):  # ours is read last and wins
-            for name, text in self._environ.items():
+            for name, value in self._environ.items():
                 if not name.startswith(prefix) and name not in names:
                     continue
                 key = names.get(name) or KEYS.get(name.removeprefix(prefix).lower())
                 if key is None:
                     continue
                 try:
-                    values[key.name] = from_text(key, text)
+                    values[key.name] = from_text(key, value)
                 except (TypeError, ValueError) as error:
                     if name not in self._warned:
                         self._warned.add(name)

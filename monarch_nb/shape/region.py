@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Self, SupportsIndex, TypeAlias, overload
 
 import msgspec
 
-from .errors import DimensionError, NegativeError, UnknownLabelError, known_dims, out_of_range
+from monarch_nb.shape.ndslice import DimensionError, NegativeError, UnknownLabelError, known_dims, out_of_range
+
 from .ndslice import Frozen, NDSlice, PickedSlice, row_major_strides
 
 if TYPE_CHECKING:

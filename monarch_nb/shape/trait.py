@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self, SupportsIndex
 
-from .errors import UnknownLabelError, known_dims
+from monarch_nb.shape.ndslice import UnknownLabelError, known_dims
+
 from .ndslice import NDSlice
 from .region import Extent, Region, Selector, Shape
 

@@ -5,12 +5,10 @@ from typing import Any
 
 from monarch_nb.shape import Region
 from monarch_nb.store import events as e
-from monarch_nb.store.board import Board, Patch
 from monarch_nb.store.incidents import Incidents
 from monarch_nb.store.mesh_view import MeshView, mesh_view
-from monarch_nb.store.meshes import MeshEntry, Meshes
-from monarch_nb.store.rank import working
-from monarch_nb.store.records import Document
+from monarch_nb.store.meshes import MeshEntry, Meshes, working
+from monarch_nb.store.records import Board, Document, Patch
 from monarch_nb.wire import host_name
 
 _USED = ("cpu", "memory", "gpu", "gpu_memory", "gpu_total")

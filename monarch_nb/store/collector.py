@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from monarch_nb.lifecycle.notices import HostNotices
-from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.lifecycle.watching import HostNotices, ProcessWatcher
 from monarch_nb.mesh.mesh_events import (
     Event,
     HostBack,
@@ -33,7 +32,7 @@ from monarch_nb.store.records import FailureState
 from monarch_nb.store.verbs import ACTIVITY, WATCH, Activity, ResourcesUsed, WatchActivity
 from monarch_nb.supervision import Action, Cause, Driver, MeshFailure, RankStatus
 from monarch_nb.supervision.actions import OwnerSaid, RootFault, ShowFailure, Supervise
-from monarch_nb.supervision.report import facts
+from monarch_nb.supervision.failure import facts
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, parse_address
 

@@ -6,7 +6,7 @@ from typing import cast
 
 from monarch_nb.store.records import FailureFields
 from monarch_nb.supervision import MeshFailure
-from monarch_nb.supervision.report import error_text, facts
+from monarch_nb.supervision.failure import error_text, facts
 from monarch_nb.wire import host_name
 
 # Verbs for one rank, and for several.

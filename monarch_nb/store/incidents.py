@@ -7,10 +7,9 @@ import msgspec
 from msgspec import Struct, field
 
 from monarch_nb.store import events as e
-from monarch_nb.store.board import Board
 from monarch_nb.store.failures import known_fields, text, title
 from monarch_nb.store.meshes import Meshes
-from monarch_nb.store.records import FailureFields, FailureState
+from monarch_nb.store.records import Board, FailureFields, FailureState
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.ranks import points_text
 

@@ -17,14 +17,22 @@ from .actions import (
     SupervisorEffects,
 )
 from .driver import Driver
-from .errors import DeviceMeshError, HealError, SupervisionError
-from .failure import MeshFailure, MeshName, decode_failure
+from .failure import (
+    DeviceMeshError,
+    HealError,
+    MeshFailure,
+    MeshName,
+    SupervisionError,
+    UndeliverableMessage,
+    decode_failure,
+    hosts_text,
+    log_failure,
+    notice_text,
+)
 from .healing import Intensity
-from .hooks import UndeliverableMessage, log_failure
 from .machine import RootPolicy, SupervisionMachine
 from .ranks import Extent, RankIncarnation, Selection
 from .records import MeshKind, MeshSpec, RankStatus, State
-from .report import hosts_text, notice_text
 
 __all__ = [
     "Action",

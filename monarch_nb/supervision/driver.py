@@ -45,13 +45,19 @@ from monarch_nb.supervision.actions import (
     Supervise,
     SupervisorEffects,
 )
-from monarch_nb.supervision.errors import HealError, SupervisionError
-from monarch_nb.supervision.failure import MeshFailure, gathered
-from monarch_nb.supervision.hooks import UndeliverableMessage, log_failure, run_hook
+from monarch_nb.supervision.failure import (
+    PROCS_STOPPED,
+    HealError,
+    MeshFailure,
+    SupervisionError,
+    UndeliverableMessage,
+    gathered,
+    log_failure,
+    run_hook,
+)
 from monarch_nb.supervision.machine import SupervisionMachine
 from monarch_nb.supervision.ranks import RankIncarnation
 from monarch_nb.supervision.records import RankStatus
-from monarch_nb.supervision.report import PROCS_STOPPED
 from monarch_nb.transport import Clock, held_back
 from monarch_nb.wire import Flags, Frame, Header, Kind, error_line, format_exception, host_of, msgpack_decoder
 

@@ -1,20 +1,33 @@
-"""MeshFailure: the event passed to an owner's `__supervise__`."""
+"""Failures of meshes: the event passed to an owner's `__supervise__`, its text, errors of calls, hooks of actors."""
 
+import inspect
+import logging
+import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
 from math import prod
+from textwrap import indent
 from typing import NoReturn, Self
 
 import msgspec
 
-from monarch_nb.runtime import Cause
+from monarch_nb.runtime import ActorCell, Cause
 from monarch_nb.wire import Harmless, host_name, msgpack_decoder
 from monarch_nb.wire.plain import decode_plain
 
 from .ranks import Extent, points_text
-from .report import dump_text, error_text, event_text, facts, last_lines_text, notice_text, unhandled
+
+logger = logging.getLogger(__name__)
 
 _WIDTH = 120  # of the text that names ranks
+NO_REASON = "no reason provided"
+PROCS_STOPPED = "actor mesh is stopped due to proc mesh shutdown"
+UNHANDLED = "failed because it did not handle a supervision event from its child"
+RAISED_WHILE_HANDLING = "This error occurred while handling another failure:"
+_SHOWN_LINES = 20
+_NAMED = 4  # hosts
+
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a MeshName is text on the wire
 
 
@@ -233,3 +246,226 @@ def _merge(group: list[MeshFailure]) -> MeshFailure:
     remaining = min(failure.left for failure in group)
     cause = msgspec.structs.replace(first.cause, actor=first.mesh_name) if first.cause.actor else first.cause
     return msgspec.structs.replace(first, places=indices, also=also, left=remaining, cause=cause)
+
+
+def ending(cause: Cause) -> str:
+    """Describes the end of a process, such as "Killed(sig=9)"."""
+    if cause.signal is not None:
+        return f"Killed(sig={cause.signal})" + (", out of memory" if cause.oom else "")
+    if cause.exitcode is not None:
+        return f"Exited(code={cause.exitcode})"
+    return cause.text or "for an unknown reason"
+
+
+def notice_text(hosts: Sequence[str], by: str, seconds: float | None) -> str:
+    """Returns the text of a preemption notice: its hosts, its source, and the remaining time."""
+    when = "soon; nobody knows when" if seconds is None else f"in {seconds:.0f} s"
+    return f"{hosts_text(hosts)} {'is' if len(hosts) == 1 else 'are'} about to be taken away ({by}), {when}"
+
+
+def hosts_text(hosts: Sequence[str]) -> str:
+    """Returns hosts by their names, the first few of many."""
+    if len(hosts) == 1:
+        return f"Host {host_name(hosts[0])}"
+    more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
+    return f"{len(hosts)} hosts ({', '.join(map(host_name, hosts[:_NAMED]))}{more})"
+
+
+def error_text(cause: Cause) -> str:
+    """Returns the text of a cause without the name of the actor; the cause behind it follows, indented."""
+    text = cause.traceback.rstrip() or cause.text or NO_REASON
+    match cause.kind:
+        case "exit" | "signal":
+            by_agent = f", by its host agent: {cause.text}" if cause.evicted and cause.text else ""
+            return f"the process this actor was running on failed: {ending(cause)}{by_agent}"
+        case "killed":
+            return f"the process this actor was running on was killed: {text}"
+        case "host":
+            lost = f"the host {host_name(cause.host) or 'it was on'} was lost"
+            if ", " in cause.host:
+                lost = f"{hosts_text(cause.host.split(', '))} were lost"
+            return lost + (f": {cause.text}" if cause.text else "")
+        case "preemption":
+            return f"its host {host_name(cause.host)} is about to be taken away: {cause.text}"
+        case "init":
+            return f"its __init__ raised:\n{text}"
+        case "spawn":
+            return f"it could not be started again: {text}"
+        case "unhandled":
+            return f"actor {cause.actor} {UNHANDLED}. The child's event was:\n{_chain_text(cause)}"
+        case "raised":
+            return f"{text}\n{RAISED_WHILE_HANDLING}\n{_chain_text(cause)}"
+        case _:
+            return text
+
+
+def event_text(cause: Cause) -> str:
+    """Returns the text of the whole event: the failed actor or process, and the cause."""
+    if cause.kind == "unhandled":
+        return f"Supervision event: {error_text(cause)}"
+    return f"Supervision event: actor {cause.actor} failed:\n{indent(error_text(cause), '  ')}"
+
+
+def unhandled(cause: Cause) -> tuple[Cause, list[str]]:
+    """Returns the first cause, and a line for each owner that failed because it did not handle it, nearest first."""
+    lines: list[str] = []
+    while cause.kind == "unhandled" and cause.chain is not None:
+        lines.insert(0, f"actor {cause.actor} {UNHANDLED}.")
+        cause = cause.chain
+    return cause, lines
+
+
+def _chain_text(cause: Cause) -> str:
+    return indent(event_text(cause.chain), "  ") if cause.chain else "  (not known)"
+
+
+def facts(cause: Cause) -> list[tuple[str, str]]:
+    """Returns host, process and kind of the end as (label, value) pairs; only known facts."""
+    lines: list[tuple[str, str]] = []
+    if cause.host or cause.pid:
+        several = ", " in cause.host
+        hosts = hosts_text(cause.host.split(", ")) if several else host_name(cause.host)
+        lines.append(("host", ", ".join(filter(None, (hosts, f"pid {cause.pid}" if cause.pid else "")))))
+    if cause.signal is not None:
+        lines.append(("ended", f"by signal {cause.signal}{_signal_name(cause.signal)}"))
+        if cause.oom:
+            used = f"; it used {cause.memory}" if cause.memory else ""
+            lines.append(("memory", f"the host killed it because it ran out of memory{used}"))
+    elif cause.exitcode is not None:
+        lines.append(("ended", f"with exit status {cause.exitcode}"))
+    if cause.at:
+        lines.append(("at", datetime.fromtimestamp(cause.at).astimezone().strftime("%H:%M:%S")))
+    return lines
+
+
+def last_lines_text(lines: tuple[str, ...]) -> str:
+    """Returns the text of its last lines of output; "" without any."""
+    shown = [f"    | {line.rstrip()}" for line in lines[-_SHOWN_LINES:]]
+    return "\n".join(["  its last lines:", *shown]) if shown else ""
+
+
+def dump_text(lines: tuple[str, ...]) -> str:
+    """Returns the stacks of the process at its crash; "" if not known."""
+    return "\n".join(["  it crashed here:", *(f"    | {line.rstrip()}" for line in lines)]) if lines else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f" ({signal.Signals(number).name})"
+    except ValueError:
+        return ""
+
+
+class DeviceMeshError(RuntimeError):
+    """A mesh is broken. Catch this to heal it, or to continue with a slice that works."""
+
+
+class SupervisionError(DeviceMeshError):
+    """A call cannot be answered because a rank that it was sent to failed; `failure` describes it."""
+
+    def __init__(self, message: str = "", *, endpoint: str | None = None, failure: MeshFailure | None = None) -> None:
+        super().__init__(message)
+        self.endpoint = endpoint
+        """The call, as "mesh.method()"; settable."""
+        self.failure = failure
+        self.reported_elsewhere = False  # the failure is reported separately, if the call is not awaited
+
+    def __str__(self) -> str:
+        text = super().__str__() or (self.failure.report() if self.failure is not None else "")
+        return f"Endpoint call {self.endpoint} failed, {text}" if self.endpoint else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The failure itself refuses to be pickled, but an error that an endpoint lets through must reach its caller.
+        encoded = self.failure.encode() if self.failure is not None else None
+        return _rebuild, (type(self), self.args[0] if self.args else "", self.endpoint, encoded)
+
+
+class HealError(DeviceMeshError):
+    """A mesh was not healed; `failures` has the new failures, and is empty if healing was refused."""
+
+    def __init__(self, message: str = "", failures: tuple[MeshFailure, ...] = ()) -> None:
+        super().__init__(message)
+        self.failures = failures
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_heal, (type(self), self.args[0], tuple(failure.encode() for failure in self.failures))
+
+
+def _rebuild(
+    kind: type[SupervisionError], message: str, endpoint: str | None, encoded: bytes | None
+) -> SupervisionError:
+    return kind(message, endpoint=endpoint, failure=None if encoded is None else decode_failure(encoded))
+
+
+def _rebuild_heal(kind: type[HealError], message: str, encoded: tuple[bytes, ...]) -> HealError:
+    return kind(message, tuple(map(decode_failure, encoded)))
+
+
+class UndeliverableMessage(msgspec.Struct, frozen=True):
+    """A message that did not arrive: the argument of `_handle_undeliverable_message`."""
+
+    source: str  # its sender
+    destination: str  # address of the receiving process
+    mesh: str
+    method: str  # "" for a value sent to a port
+    reason: str
+
+    def sender(self) -> str:
+        """The sender."""
+        return self.source
+
+    def dest(self) -> str:
+        """The destination: a process, and the endpoint there if any."""
+        return f"{self.destination}.{self.method}" if self.method else self.destination
+
+    def error_msg(self) -> str:
+        """The reason why it did not arrive."""
+        return self.reason
+
+
+def run_hook(
+    cell: ActorCell,
+    hook: Callable[[], object],
+    done: Callable[[bool], None],
+    failed: Callable[[BaseException], None],
+    *,
+    judging: bool = False,
+) -> None:
+    """Has an actor run a hook, and calls `done` with its bool. Thread-safe; does not block.
+
+    All exceptions count, CancelledError and SystemExit too, so that the failure is always reported: unless the actor
+    ends, of which its owner is notified anyway. An actor that is already ending runs no such hook.
+    """
+
+    def run() -> object:
+        if cell.cause is not None:
+            return None
+        try:
+            with cell.acting(judging=judging):
+                result = hook()
+            if inspect.iscoroutine(result):
+                return finish(result)
+            done(bool(result))
+        except BaseException as error:
+            raised(error)
+        return None
+
+    async def finish(result: Awaitable[object]) -> None:
+        try:
+            with cell.acting(judging=judging):
+                handled = bool(await result)
+            done(handled)
+        except BaseException as error:
+            raised(error)
+
+    def raised(error: BaseException) -> None:
+        if cell.ending and not isinstance(error, Exception):
+            raise error
+        failed(error)
+
+    cell.executor.post_control(run)
+
+
+def log_failure(failure: MeshFailure) -> None:
+    """Logs an unhandled failure: the default."""
+    logger.error("%s", failure.report())

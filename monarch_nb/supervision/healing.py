@@ -8,10 +8,9 @@ from msgspec import Struct, field
 from monarch_nb._package import more
 
 from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopOwnedMesh
-from .failure import MeshFailure
+from .failure import MeshFailure, ending
 from .ranks import RankIncarnation, Selection, points_text
 from .records import MeshRecord, MeshRecords
-from .report import ending
 
 
 class Intensity:

@@ -9,12 +9,10 @@ import msgspec
 from monarch_nb.runtime import Cause, stop_cause
 
 from .actions import Action, FailActor, FailCalls, RootFault, ShowFailure, StopOwnedMesh, Supervise
-from .failure import MeshFailure
+from .failure import PROCS_STOPPED, MeshFailure
 from .healing import Healing, HealRequest, Intensity
 from .ranks import RankIncarnation, Selection
-from .records import MeshRecord, MeshRecords, MeshSpec, RankStatus
-from .report import PROCS_STOPPED
-from .tree import RoutedFailure, Tree
+from .records import MeshRecord, MeshRecords, MeshSpec, RankStatus, RoutedFailure, Tree
 
 _NOT_STARTED = Cause(kind="spawn", text="it has not been started yet")
 RootPolicy = Literal["notebook", "script"]

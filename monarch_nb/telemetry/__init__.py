@@ -7,9 +7,8 @@ from monarch_nb.telemetry.opentelemetry import Meter, get_meter, span, traced
 
 if TYPE_CHECKING:
     from monarch_nb.telemetry.histories import History, history
-    from monarch_nb.telemetry.metrics import Metrics
-    from monarch_nb.telemetry.points import log
+    from monarch_nb.telemetry.points import Metrics, log
 
 __all__ = ["History", "Meter", "Metrics", "get_meter", "history", "log", "span", "traced"]
 
-__getattr__ = lazy_names(__name__, {"histories": ("History", "history"), "metrics": ("Metrics",), "points": ("log",)})
+__getattr__ = lazy_names(__name__, {"histories": ("History", "history"), "points": ("Metrics", "log")})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from monarch_nb.telemetry.series import MetricPoint
+from monarch_nb.telemetry.verbs import MetricPoint
 from monarch_nb.wire import error_line
 
 __all__ = ["TARGETS", "MetricsExport"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from monarch_nb.runtime.spans import Span, in_span
+from monarch_nb.runtime.recorder import Span, in_span
 
 P = ParamSpec("P")
 R = TypeVar("R")

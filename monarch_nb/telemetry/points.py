@@ -1,10 +1,13 @@
-"""Values that actors report: `log` in the actor, `mesh.metrics` in the process that spawned the mesh."""
+"""Values that actors report: `log` in the actor, `mesh.metrics` in the process that spawned the mesh and stores them.
+
+They are stored by mesh, name and rank; long series are thinned from their old end.
+"""
 
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,19 +19,52 @@ from monarch_nb.runtime import Feature, MeshState, ProcState, Runtime, current, 
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
 from monarch_nb.telemetry.exports import MetricsExport
-from monarch_nb.telemetry.metrics import Metrics
-from monarch_nb.telemetry.series import ByName, MetricPoint, Series
-from monarch_nb.telemetry.verbs import REPORT, TAKE, MetricPoints
+from monarch_nb.telemetry.verbs import REPORT, TAKE, MetricPoint, MetricPoints
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import Asker, Done, number_of
+from monarch_nb.wire import Asker, Done, number_of, text_table
 
+MOST_VALUES = 4096  # values of one name and rank; beyond it every other one of the older half is dropped
+FORMER = 64  # meshes whose values are kept
 SENT_S = 0.2  # for which points are gathered
 TAKE_S = 1.0  # for which a reader waits for points that are still being gathered,
 MOST_RANKS = 256  # of at most so many ranks
 MOST = 5000  # points that are sent at once, beyond which the oldest are left out
 
-
 Listener = Callable[[list[MetricPoint]], None]
+
+
+class Sample(NamedTuple):
+    """A value of a series."""
+
+    step: float
+    at: float  # wall clock
+    value: float
+
+
+ByName = dict[str, dict[int, list[Sample]]]  # name -> base rank -> values
+
+
+class Series:
+    """The latest values of all meshes. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._meshes: dict[str, ByName] = {}
+
+    def add(self, points: Iterable[MetricPoint]) -> None:
+        """Adds values."""
+        for point in points:
+            ranks = self._meshes.setdefault(point.mesh, {}).setdefault(point.name, {})
+            samples = ranks.setdefault(point.rank, [])
+            samples.append(Sample(point.step or 0.0, point.at, point.value))
+            if len(samples) >= MOST_VALUES:
+                samples[: MOST_VALUES // 2] = samples[: MOST_VALUES // 2 : 2]
+        while len(self._meshes) > FORMER:
+            self._meshes.pop(next(iter(self._meshes)))
+
+    def of(self, mesh: str) -> ByName:
+        """Returns a copy of the values of a mesh."""
+        by_name = self._meshes.get(mesh, {})
+        return {name: {rank: list(samples) for rank, samples in ranks.items()} for name, ranks in by_name.items()}
 
 
 def log(*, step: float | None = None, **values: Any) -> None:
@@ -55,6 +91,105 @@ def _number(name: str, value: Any) -> float:
         return number_of(value)
     except (TypeError, ValueError, RuntimeError):  # the last for a tensor of several elements
         raise TypeError(f"log: {name}={value!r} is not a number") from None
+
+
+def _actors(state: MeshState) -> Collection[str]:
+    """Returns the actor meshes on processes."""
+    return state.actors if isinstance(state, ProcState) else ()
+
+
+class Metrics:
+    """Values that the actors of a mesh (or of the procs of one) have reported with `monarch.telemetry.log`.
+
+    `series_of` returns the stored values of a mesh by its uid; `fetch` fetches unsent values; `export` begins to write
+    values elsewhere, and `exports_of` returns the exports that have begun.
+    """
+
+    def __init__(
+        self,
+        mesh: Handle[MeshState],
+        series_of: Callable[[str], ByName],
+        fetch: Callable[[Handle[MeshState]], None] = lambda mesh: None,
+        export: Callable[[Handle[MeshState], str, dict[str, object]], MetricsExport] | None = None,
+        exports_of: Callable[[Handle[MeshState]], Sequence[MetricsExport]] = lambda mesh: (),
+    ) -> None:
+        self._mesh = mesh
+        self._series_of = series_of
+        self._fetch = fetch
+        self._export = export
+        self._exports_of = exports_of
+
+    @property
+    def mesh(self) -> Handle[MeshState]:
+        """The mesh, or slice, whose values these are."""
+        return self._mesh
+
+    @property
+    def name(self) -> str:
+        """The name of the mesh."""
+        return str(state_of(self._mesh).name)
+
+    def _read(self) -> ByName:
+        """Returns the values of the ranks of the mesh, or slice."""
+        self._fetch(self._mesh)
+        bases = {base: index for index, base in enumerate(region_of(self._mesh).ranks())}
+        by_name: ByName = {}
+        for state in (state_of(self._mesh), *getattr(state_of(self._mesh), "actors", {}).values()):
+            for name, ranks in self._series_of(state.uid).items():
+                for base, samples in ranks.items():
+                    if base in bases:
+                        by_name.setdefault(name, {}).setdefault(bases[base], []).extend(samples)
+        return by_name
+
+    def __getitem__(self, name: str) -> dict[int, list[tuple[float, float]]]:
+        """Returns the (step, value) pairs of each rank. Raises KeyError for a name without reports."""
+        series = self._read()[name]
+        return {rank: [(sample.step, sample.value) for sample in samples] for rank, samples in series.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._read()
+
+    def latest(self) -> Mapping[str, dict[int, float]]:
+        """Returns the newest value of each name, by rank."""
+        return {
+            name: {rank: samples[-1].value for rank, samples in ranks.items()} for name, ranks in self._read().items()
+        }
+
+    def export(self, target: str, **options: object) -> MetricsExport:
+        """Writes these values, and all later ones, to "tensorboard", "wandb" or "mlflow". Does not block afterwards.
+
+        The controller writes; the ranks need none of these packages. `options` are `folder` of TensorBoard (by default
+        `runs/NAME`), those of `wandb.init`, or `experiment` and those of `mlflow.start_run`. The export ends with the
+        mesh, the program, or `close()` of the result. A later failure is reported once, and writes are tried again.
+        Raises ValueError for another target, ImportError without its package, and the package's own errors.
+        """
+        if self._export is None:
+            raise ValueError("only metrics of a mesh can be exported")
+        return self._export(self._mesh, target, options)
+
+    @property
+    def exports(self) -> Sequence[MetricsExport]:
+        """The exports of the mesh, or of this slice, that have not ended."""
+        return self._exports_of(self._mesh)
+
+    def __repr__(self) -> str:
+        by_name = self._read()
+        if not by_name:
+            return "<no metrics yet: call monarch.telemetry.log(loss=..., step=...) in an actor>"
+        rows = [("metric", "ranks", "steps", "latest (mean)", "lowest", "highest")]
+        for name, ranks in by_name.items():
+            latest = [samples[-1].value for samples in ranks.values()]
+            values = [sample.value for samples in ranks.values() for sample in samples]
+            most = max(len(samples) for samples in ranks.values())
+            cells = (f"{sum(latest) / len(latest):.6g}", f"{min(values):.6g}", f"{max(values):.6g}")
+            rows.append((name, str(len(ranks)), str(most), *cells))
+        return text_table(rows)
 
 
 class Points:
@@ -210,11 +345,6 @@ class Points:
         with self._lock:
             self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
-
-
-def _actors(state: MeshState) -> Collection[str]:
-    """Returns the actor meshes on processes."""
-    return state.actors if isinstance(state, ProcState) else ()
 
 
 METRICS: Feature[Points] = Feature("metrics")

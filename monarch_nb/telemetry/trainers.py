@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from monarch_nb import telemetry
-from monarch_nb._imported import when_imported
+from monarch_nb._package import when_imported
 from monarch_nb.runtime import started
 
 __all__ = ["install", "lightning_callbacks", "pytorch_lightning_callbacks", "show_tables"]

@@ -2,8 +2,18 @@
 
 import msgspec
 
-from monarch_nb.telemetry.series import MetricPoint
 from monarch_nb.wire import Done, Lane, Verb
+
+
+class MetricPoint(msgspec.Struct, array_like=True, frozen=True):
+    """A value. `step` is None if the program has passed none."""
+
+    mesh: str
+    rank: int  # base rank
+    name: str
+    step: float | None
+    at: float  # wall clock
+    value: float
 
 
 class MetricPoints(msgspec.Struct, array_like=True, frozen=True):

@@ -1,15 +1,21 @@
-"""Exceptions and warnings of sharded tensors, and their texts."""
+"""Exceptions and warnings of sharded tensors, their texts, and the lines of the program that they name."""
 
+import linecache
+import os
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
 
 from monarch_nb._package import more
+from monarch_nb.code.modules import name_of
 from monarch_nb.settings import settings
 from monarch_nb.supervision import DeviceMeshError, SupervisionError
-from monarch_nb.tensor.failure import Failure, ranks_text
-from monarch_nb.tensor.origin import CallSite, ProgramLine, origin_of
 from monarch_nb.tensor.propagation import NoRuleError, OperationPlan, PlanNotice, user_line
+from monarch_nb.tensor.verbs import Failure, ranks_text
 from monarch_nb.wire import ActorError, RemoteException
 
 if TYPE_CHECKING:
@@ -18,6 +24,72 @@ if TYPE_CHECKING:
 RESTORE = "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
 CHOICES = ("warn", "allow", "refuse")  # values of the setting `tensor_gather`
 FORMER = "tell"  # the name of "warn" in 0.1.0
+
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,  # of this package
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.join(os.path.dirname(os.__file__), "contextlib.py"),
+    "<frozen",
+)
+
+
+class _LibraryFiles(dict[str, bool]):
+    """Whether a file belongs to a library, by name."""
+
+    def __missing__(self, file: str) -> bool:
+        is_library = self[file] = file.startswith(_LIBRARIES)
+        return is_library
+
+
+_is_library = _LibraryFiles()
+
+
+# A frame's position: cheap to record; its line is computed on demand.
+CallSite = tuple[CodeType, int]
+
+
+class ProgramLine(NamedTuple):
+    """A line of a program."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def source(self) -> str:
+        """The text of the line; "" if it is not available."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        location = f"{name_of(self.file)}:{self.line}" + (f" in {self.function}" if self.function != "<module>" else "")
+        return f"{location}\n    {self.source}" if self.source else location
+
+
+def call_site(depth: int = 1) -> CallSite | None:
+    """Returns the position of the innermost frame above the caller outside libraries; None if there is none."""
+    frame = sys._getframe(depth)
+    try:
+        while _is_library[frame.f_code.co_filename]:
+            frame = cast(FrameType, frame.f_back)
+    except AttributeError:  # no frame is left
+        return None
+    return frame.f_code, frame.f_lasti
+
+
+def origin_of(site: CallSite | None) -> ProgramLine | None:
+    """Returns the source line of a call site."""
+    if site is None:
+        return None
+    code, instruction = site
+    line = next((line for start, line in _lines(code) if start >= instruction), code.co_firstlineno)
+    return ProgramLine(code.co_filename, line, code.co_qualname)
+
+
+def _lines(code: CodeType) -> Iterator[tuple[int, int]]:
+    """Yields the last instruction of each code range, and its line."""
+    for _, end, line in code.co_lines():
+        if line is not None:
+            yield end - 1, line
 
 
 class TensorError(ActorError, RuntimeError):

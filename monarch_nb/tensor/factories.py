@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.commands import Making, Revive
+from monarch_nb.tensor.errors import call_site
 from monarch_nb.tensor.handle import MeshTensor
-from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, Placements
 from monarch_nb.tensor.references import UNSENT
 from monarch_nb.tensor.stream import Stream

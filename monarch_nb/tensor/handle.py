@@ -12,9 +12,8 @@ from monarch_nb._package import more
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of
-from monarch_nb.tensor.errors import RankTensorError, check_notices
+from monarch_nb.tensor.errors import CallSite, RankTensorError, call_site, check_notices
 from monarch_nb.tensor.lanes import ACTIVE, check_lane, check_loans
-from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, OperationPlan, Placements, PropagationError, moving, replicated
 from monarch_nb.tensor.references import LiveEntry, Reference, WriteRecord
 from monarch_nb.tensor.sharding import placements_of
@@ -296,7 +295,7 @@ def finish_redistributions(pending: Sequence[MeshTensor], before: Sequence[MeshT
     return cast(list[MeshTensor], run(stream, plan, [*pending], []))
 
 
-# Operations with implementations of their own, added by `conversions.register`.
+# Operations with implementations of their own, added by `kernels.register_conversions`.
 OWN: dict[torch._ops.OpOverload, Own] = {}
 
 
@@ -381,21 +380,12 @@ def run(
             check_lane(stream, plan.operation, references, plan.writes)
         else:  # a sharded tensor may share memory that is lent
             check_loans(stream, plan.operation, references, plan.writes, of_sharded=True)
-    targets: list[WriteRecord] = []
-    concerns_others = plan.puts_back
-    for index in plan.writes:
-        reference = inputs[index].reference
-        targets.append(reference.writes)
-        if reference.memory is not None or reference.copied is not None:
-            concerns_others = True
-    written = [tensor.reference for tensor in inputs] if concerns_others else None
-    if written is not None:
-        check_writes(plan, written, site)
-        if has_gradient:
-            check_gradients(plan, written)
-    is_shared = plan.rebinds and check_reshape(
-        plan, inputs[0].reference, has_gradient=inputs[0].requires_grad, is_base=inputs[0]._base is None
-    )
+    targets: Sequence[WriteRecord] = ()
+    if plan.changes:
+        targets, written = _check_changes(plan, inputs, site, has_gradient=has_gradient)
+        is_shared = plan.rebinds and check_reshape(
+            plan, inputs[0].reference, has_gradient=inputs[0].requires_grad, is_base=inputs[0]._base is None
+        )
     if plan.number not in stream.defined:
         stream.define(
             Define(
@@ -424,14 +414,35 @@ def run(
         stream.issue((plan.number, stream.draws.next(stream, generator), *numbers, *floats, *results), site, targets)
     if plan.collectives:
         stream.table.moved(site, plan)
-    if written is not None:
-        propagate_writes(plan, written, site)
-    if plan.rebinds:
-        before = inputs[0].reference
-        inputs[0].meta, inputs[0].reference = outputs[0].meta, outputs[0].reference
-        if is_shared:
-            record_reshape(before, outputs[0].reference)
+    if plan.changes:
+        if written is not None:
+            propagate_writes(plan, written, site)
+        if plan.rebinds:
+            before = inputs[0].reference
+            inputs[0].meta, inputs[0].reference = outputs[0].meta, outputs[0].reference
+            if is_shared:
+                record_reshape(before, outputs[0].reference)
     return plan.build(outputs, inputs)
+
+
+def _check_changes(
+    plan: OperationPlan, inputs: list[MeshTensor], site: CallSite | None, *, has_gradient: bool
+) -> tuple[list[WriteRecord], list[Reference] | None]:
+    """Returns the records of a plan's writes, and all its inputs if some of the writes concern other tensors too."""
+    targets: list[WriteRecord] = []
+    concerns_others = plan.puts_back
+    for index in plan.writes:
+        reference = inputs[index].reference
+        targets.append(reference.writes)
+        if reference.memory is not None or reference.copied is not None:
+            concerns_others = True
+    if not concerns_others:
+        return targets, None
+    written = [tensor.reference for tensor in inputs]
+    check_writes(plan, written, site)
+    if has_gradient:
+        check_gradients(plan, written)
+    return targets, written
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:

@@ -5,8 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from monarch_nb.tensor.errors import RankTensorError
-from monarch_nb.tensor.origin import CallSite, origin_of
+from monarch_nb.tensor.errors import CallSite, RankTensorError, origin_of
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.ranks.streams import Stream

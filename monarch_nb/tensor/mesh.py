@@ -19,11 +19,10 @@ from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import DeviceMeshError, Driver
 from monarch_nb.tensor import device, factories
 from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, TensorOf, mapped
-from monarch_nb.tensor.errors import stopped_text
+from monarch_nb.tensor.errors import CallSite, call_site, stopped_text
 from monarch_nb.tensor.handle import Destination, MeshTensor, current, redistributed, upload
 from monarch_nb.tensor.kernels import prepare
 from monarch_nb.tensor.lanes import ACTIVE
-from monarch_nb.tensor.origin import CallSite, call_site
 from monarch_nb.tensor.processes import Observer, processes_of, shrunk
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, own_values
 from monarch_nb.tensor.ranks.active import Activation, deactivate, disabled

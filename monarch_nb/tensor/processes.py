@@ -39,10 +39,9 @@ from monarch_nb.tensor.commands import (
     meeting,
 )
 from monarch_nb.tensor.compiled.program import Trace
-from monarch_nb.tensor.errors import ContentsLostError, TensorError, lost_text, replaced_text, stopped_text
+from monarch_nb.tensor.errors import CallSite, ContentsLostError, TensorError, lost_text, replaced_text, stopped_text
 from monarch_nb.tensor.groups.coordinator import GroupCoordinator
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
-from monarch_nb.tensor.origin import CallSite
 from monarch_nb.tensor.propagation import OWN_VALUE
 from monarch_nb.tensor.replicas import StreamContents
 from monarch_nb.tensor.stream import Stream

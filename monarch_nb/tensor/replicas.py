@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from monarch_nb.tensor.failure import ranks_text
 from monarch_nb.tensor.propagation import MeshLayout, Placements
 from monarch_nb.tensor.references import HeldObjects
+from monarch_nb.tensor.verbs import ranks_text
 
 _PACK_BYTES = 32 << 20  # bytes of storages that are sent together
 

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, repeat, starmap
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -21,13 +21,17 @@ from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, current_runtime, derived_future, unretrieved, when_done
 from monarch_nb.supervision import SupervisionError
 from monarch_nb.tensor.commands import (
+    FLUSHER,
     FREE,
     NUMBER,
     OBJECT,
     OWN,
     SHARDS,
+    WAIT_S,
     WHOLE,
+    BatchesInFlight,
     Cell,
+    CommandBatch,
     Define,
     Making,
     Makings,
@@ -35,11 +39,17 @@ from monarch_nb.tensor.commands import (
     RunFunction,
     nbytes_of,
 )
-from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken_mesh, by_operation, lost_text
-from monarch_nb.tensor.failure import Failure
-from monarch_nb.tensor.flusher import FLUSHER, WAIT_S, BatchesInFlight, CommandBatch
+from monarch_nb.tensor.errors import (
+    CallSite,
+    ContentsLostError,
+    TensorError,
+    broken_mesh,
+    by_operation,
+    call_site,
+    lost_text,
+    origin_of,
+)
 from monarch_nb.tensor.lanes import ACTIVE, check_fetching
-from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, Propagator
 from monarch_nb.tensor.references import (
     UNSENT,
@@ -49,12 +59,13 @@ from monarch_nb.tensor.references import (
     LogicalMemory,
     Reference,
     StreamGroup,
+    TensorTable,
     WriteRecord,
 )
 from monarch_nb.tensor.replicas import StreamContents, contents_of
 from monarch_nb.tensor.seeds import StreamDraws
 from monarch_nb.tensor.summary import memory_note
-from monarch_nb.tensor.table import TensorTable
+from monarch_nb.tensor.verbs import Failure
 from monarch_nb.transport import held_back, uninterrupted
 
 if TYPE_CHECKING:
@@ -271,31 +282,32 @@ class Stream:
     def _send_batch(self) -> CommandBatch | None:
         """Sends the whole queue as one batch."""
         self.free()
-        queue = self.queue
-        items = [queue.popleft() for _ in range(len(queue))]
+        items = self._take_queue()
         if not items:
             return None
         if self.lost is not None:
             _mark_unsent(items)
             return None
-        commands, objects = [command for command, _, _ in items], list[object]()
-        for index, command in enumerate(commands):
-            if command[0] == OBJECT:
-                objects.append(command[1])
-                commands[index] = (OBJECT,)
-        first_byte = self._bytes
-        self._bytes += sum(map(nbytes_of, objects))
+        first_byte, first = self._bytes, self._issued
+        commands: list[tuple[object, ...]] = []
+        objects: list[object] = []
         sites: list[CallSite | None] = []
-        first = self._issued
         for command, site, written in items:
-            if command[0] == FREE:
+            kind = command[0]
+            if kind == FREE:
+                commands.append(command)
                 continue
+            if kind == OBJECT:
+                objects.append(command[1])
+                command = (OBJECT,)
+            commands.append(command)
             for record in written:
                 record.written = first + len(sites)
             if type(site) is CallSites:
                 sites += site
             else:
                 sites.append(cast("CallSite | None", site))
+        self._bytes += sum(map(nbytes_of, objects))
         if self._group.observer is not None:
             self._group.observer.sent(self.number, first, sites)
         self._issued += len(sites)
@@ -314,6 +326,10 @@ class Stream:
         batch = CommandBatch(number, first, sites, first_byte, future)
         self._batches.append(batch)
         return batch
+
+    def _take_queue(self) -> list[Item]:
+        """Empties the queue, to which other threads may append meanwhile."""
+        return list(starmap(self.queue.popleft, repeat((), len(self.queue))))
 
     def _on_reply(self, _: object) -> None:
         if not self.quiet:  # with nothing in flight the ranks wait for the controller, so larger batches help
@@ -415,10 +431,9 @@ class Stream:
     def _drop(self) -> None:
         """Drops the batches in flight and queued commands, except those that free tensors."""
         self._batches.clear()
-        queue = self.queue
-        items = [queue.popleft() for _ in range(len(queue))]
+        items = self._take_queue()
         _mark_unsent(items)
-        queue.extend(item for item in items if item[0][0] == FREE)
+        self.queue.extend(item for item in items if item[0][0] == FREE)
 
     def end_sending(self) -> None:
         """Blocks while a thread sends a batch, and drops queued commands; the stream is lost."""

@@ -14,11 +14,11 @@ from monarch_nb.tensor.verbs import MemoryUsed
 from monarch_nb.wire import size_text
 
 if TYPE_CHECKING:
-    from monarch_nb.tensor.failure import Failure
-    from monarch_nb.tensor.origin import ProgramLine
+    from monarch_nb.tensor.errors import ProgramLine
     from monarch_nb.tensor.propagation import MeshLayout, Meta
+    from monarch_nb.tensor.references import LiveTensor, Moved, Synchronised
     from monarch_nb.tensor.stream import Stream
-    from monarch_nb.tensor.table import LiveTensor, Moved, Synchronised
+    from monarch_nb.tensor.verbs import Failure
 
 ROWS = 60  # tensors that are listed, the largest on a rank first
 RANKS = 256  # ranks whose memory is listed one by one

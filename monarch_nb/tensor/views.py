@@ -15,8 +15,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map
 
 from monarch_nb.tensor.commands import FREE, Define
-from monarch_nb.tensor.errors import is_refused, warn_once
-from monarch_nb.tensor.origin import CallSite, call_site
+from monarch_nb.tensor.errors import CallSite, call_site, is_refused, warn_once
 from monarch_nb.tensor.propagation import Meta, OperationPlan, PlanNotice, PropagationError, ViewWriteError, user_line
 from monarch_nb.tensor.references import Copied, LogicalMemory, Reference
 from monarch_nb.tensor.stream import Stream

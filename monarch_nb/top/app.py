@@ -14,8 +14,8 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer, Input, Static
 
+from monarch_nb.top.connection import Watching
 from monarch_nb.top.rows import HEADS, SORTS, Row, ViewChoice, cells, rows, summary
-from monarch_nb.top.watching import Watching
 
 REFRESH_S = 0.5  # between two updates; the state may change far more often
 _WIDEST = (18, 14, 22, 12, 44, 7, 6, 8, 9)  # of the columns

@@ -7,9 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from monarch_nb.top.connection import ConnectionFile, connections, read
+from monarch_nb.top.connection import ConnectionFile, Watching, connections, read
 from monarch_nb.top.rows import HEADS, SORTS, ViewChoice, cells, is_measured, rows, summary
-from monarch_nb.top.watching import Watching
 from monarch_nb.wire import text_table
 
 _FIRST_S = 10.0

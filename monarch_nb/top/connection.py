@@ -1,19 +1,29 @@
-"""Connection files: the socket of a controller and its secret. One for each controller, mode 0600."""
+"""The connection to a running controller: its connection file, with a socket and a secret, and its state in this
+process.
+
+There is one file for each controller, of mode 0600. The state is a snapshot, with all changes received since.
+"""
 
 import contextlib
 import os
 import secrets
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from monarch_nb._package import __version__
 from monarch_nb._private import is_private, read_private, write_private
 from monarch_nb.host.folders import base_folder
+from monarch_nb.store import apply
 from monarch_nb.wire import json_decoder
+
+_CONNECT_S = 5.0  # for which a controller may not answer
 
 
 class ConnectionFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,3 +96,64 @@ def connections() -> list[tuple[Path, ConnectionFile]]:
                 with contextlib.suppress(OSError):
                     stale.unlink()
     return sorted(running, key=lambda pair: -pair[1].since)
+
+
+class Watching:
+    """A controller's state, read on a thread of its own; `version` grows with each change.
+
+    Threads may read the state under `lock`.
+    """
+
+    def __init__(self, connection: ConnectionFile, changed: Callable[[], None] = lambda: None) -> None:
+        self.connection = connection
+        self.lock = threading.Condition()
+        self.document: dict[str, Any] = {}
+        self.version = 0
+        self.over = ""  # why no more changes arrive; empty while they do
+        self._changed = changed
+        self._peer = socket.socket(socket.AF_UNIX)
+        try:
+            self._peer.settimeout(_CONNECT_S)
+            self._peer.connect(connection.socket)
+            self._peer.sendall(f"{connection.secret}\n".encode())
+        except OSError:
+            self._peer.close()
+            raise
+        self._peer.settimeout(None)
+        threading.Thread(target=self._read, name="monarch-watching", daemon=True).start()
+
+    def wait(self, timeout: float, fits: Callable[[Mapping[str, Any]], object] = lambda state: True) -> bool:
+        """Waits up to `timeout` seconds for a state that fits; returns whether any state has been received."""
+        with self.lock:
+            self.lock.wait_for(lambda: self.over or (self.version and fits(self.document)), timeout)
+            return bool(self.version)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        reason = f"{self.connection.what} (process {self.connection.pid}) has ended, or does not serve any more"
+        try:
+            with self._peer, self._peer.makefile("rb") as lines:
+                for line in lines:
+                    self._take(msgspec.json.decode(line))
+        except (OSError, msgspec.DecodeError) as error:
+            reason = f"{reason}: {error}"
+        with self.lock:
+            self.over = reason
+            self.lock.notify_all()
+        self._changed()
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        with self.lock:
+            if message["type"] == "snapshot":
+                self.document = message["state"]
+            elif message["type"] == "delta":
+                apply(self.document, message["patch"])
+            else:
+                return
+            self.version += 1
+            self.lock.notify_all()
+        self._changed()

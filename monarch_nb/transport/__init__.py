@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from monarch_nb._package import lazy_names
-from monarch_nb.transport.clock import ThreadClock
 from monarch_nb.transport.errors import (
     DescriptorLimitError,
     SharedMemoryError,
@@ -23,15 +22,13 @@ from monarch_nb.transport.interrupts import (
     throw_into,
     uninterrupted,
 )
-from monarch_nb.transport.parcel import Body, Parcel
-from monarch_nb.transport.protocols import Clock, Transport
+from monarch_nb.transport.parcel import Body, Parcel, reason_of, reason_parcel
+from monarch_nb.transport.protocols import Clock, ThreadClock, Transport
 
 if TYPE_CHECKING:
     from monarch_nb.transport.keys import Keys, KeyStep, require_keys
     from monarch_nb.transport.node import Node
-    from monarch_nb.transport.tcp.greeting import Unready, greet, knock, split
-    from monarch_nb.transport.tcp.sockets import Limits, bound_at
-from monarch_nb.transport.parcel import reason_of, reason_parcel
+    from monarch_nb.transport.tcp.sockets import Limits, Unready, bound_at, greet, knock, split
 
 __all__ = [
     "AGAIN_S",
@@ -71,9 +68,8 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "tcp.greeting": ("Unready", "greet", "knock", "split"),
         "keys": ("KeyStep", "Keys", "require_keys"),
         "node": ("Node",),
-        "tcp.sockets": ("Limits", "bound_at"),
+        "tcp.sockets": ("Limits", "Unready", "bound_at", "greet", "knock", "split"),
     },
 )

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.routing.incarnations import (
+from monarch_nb.routing.routes import (
+    Hop,
     Incarnations,
     LinkIncarnations,
+    NoRoute,
+    RoutingTable,
+    agent_meant,
     first_link_incarnation,
     new_incarnation,
     process_incarnation,
 )
-from monarch_nb.routing.routes import Hop, NoRoute, RoutingTable, agent_meant
 from monarch_nb.transport import streams
-from monarch_nb.transport.channels import DialledChannel, InboundChannel
+from monarch_nb.transport.connection import DialledChannel, InboundChannel
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, KeyStep, require_keys
 from monarch_nb.transport.peer import Peer

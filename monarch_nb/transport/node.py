@@ -19,12 +19,11 @@ from monarch_nb.transport import interrupts, shared
 from monarch_nb.transport.errors import TransportError, TrustError
 from monarch_nb.transport.keys import Keys, KeyStep, require_keys
 from monarch_nb.transport.links import Connection, Links
-from monarch_nb.transport.listener import UnixListener
 from monarch_nb.transport.parcel import Parcel, missed, reason_parcel, returned, snapshot
 from monarch_nb.transport.pool import Loans, Pool
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.shared import available
-from monarch_nb.transport.streams import Message
+from monarch_nb.transport.streams import Message, UnixListener
 from monarch_nb.transport.tcp import sockets
 from monarch_nb.transport.tcp.listener import TcpListener
 from monarch_nb.transport.tcp.sockets import Limits, Socket

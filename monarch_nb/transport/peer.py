@@ -23,8 +23,7 @@ from monarch_nb.routing.actions import (
     Unblocked,
 )
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.channels import FrameSink, InboundChannel
-from monarch_nb.transport.connection import Connection
+from monarch_nb.transport.connection import Connection, FrameSink, InboundChannel
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.packing import SIZE, Item, Unpacker, pack_chunked, pack_local, pack_whole

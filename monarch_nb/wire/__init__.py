@@ -1,6 +1,17 @@
 """The content of messages between processes: headers, bodies, code by value, errors."""
 
-from monarch_nb.wire.address import Address, agent_of, controller_address, host_of, parse_address, proc_address
+from monarch_nb.wire.address import (
+    Address,
+    agent_of,
+    begin_host_names,
+    controller_address,
+    host_id,
+    host_name,
+    host_of,
+    parse_address,
+    proc_address,
+    with_host_names,
+)
 from monarch_nb.wire.body import (
     Encoded,
     Frame,
@@ -25,31 +36,38 @@ from monarch_nb.wire.code import (
     travels_by_value,
     unregister_pickle_by_value,
 )
-from monarch_nb.wire.display import Display, decode_display, encode_display
 from monarch_nb.wire.errors import (
     ENGINE,
     LIBRARIES,
     ActorError,
     At,
     ExceptionText,
+    PickleFailure,
     RemoteException,
     decode_exception,
     encode_exception,
     exception_text,
+    explain_unpicklable,
     format_exception,
     is_mistake,
     is_users_file,
+    pickle_failure,
     unpickle_failure,
     users_frame,
     without_engine,
 )
-from monarch_nb.wire.explain import PickleFailure, explain_unpicklable, pickle_failure
 from monarch_nb.wire.folded import Folded, fold, unfold, unfold_each
-from monarch_nb.wire.handlers import Asker, Handlers, VerbTakenError
 from monarch_nb.wire.header import CastPlan, Flags, Header, Kind, Layout, Run, Status, decode_header, encode_header
-from monarch_nb.wire.hosts import begin_host_names, host_id, host_name, with_host_names
 from monarch_nb.wire.pickler import DISPATCH_TABLE, REDUCERS, Pickler
-from monarch_nb.wire.plain import converted, decode_plain, json_decoder, msgpack_decoder
+from monarch_nb.wire.plain import (
+    Display,
+    converted,
+    decode_display,
+    decode_plain,
+    encode_display,
+    json_decoder,
+    msgpack_decoder,
+)
 from monarch_nb.wire.tensors import land_on_gpus, without_modes
 from monarch_nb.wire.texts import (
     Harmless,
@@ -67,7 +85,19 @@ from monarch_nb.wire.texts import (
     type_name,
     with_article,
 )
-from monarch_nb.wire.verb import REPLY, Done, Lane, MalformedMessageError, Refused, Verb, decode_refusal, encode_body
+from monarch_nb.wire.verb import (
+    REPLY,
+    Asker,
+    Done,
+    Handlers,
+    Lane,
+    MalformedMessageError,
+    Refused,
+    Verb,
+    VerbTakenError,
+    decode_refusal,
+    encode_body,
+)
 
 __all__ = [
     "DISPATCH_TABLE",

@@ -1,14 +1,19 @@
-"""Exceptions across the wire: errors of other processes are raised here, with their traceback there."""
+"""Exceptions across the wire: errors of other processes are raised here, with their traceback there; and what of an
+object cannot be sent, in words for users.
+"""
 
 import functools
 import pickle
+import re
 import sysconfig
+import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
+from monarch_nb.wire.address import with_host_names
 from monarch_nb.wire.body import (
     Frame,
     InFrame,
@@ -20,8 +25,7 @@ from monarch_nb.wire.body import (
     encode,
     in_memory,
 )
-from monarch_nb.wire.hosts import with_host_names
-from monarch_nb.wire.texts import error_line, harmless, kind_of, repr_of, text_of, type_name
+from monarch_nb.wire.texts import error_line, full_name, harmless, kind_of, repr_of, text_of, type_name, with_article
 
 # Attribute of an exception that came from another process: its formatted traceback there, a list of str.
 _TRACEBACK = "__monarch_traceback__"
@@ -29,6 +33,24 @@ _OWN_CLASSES = ("builtins", __name__.partition(".")[0])  # packages of exception
 _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 ENGINE = f"{Path(__file__).parent.parent}/"
 LIBRARIES = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+# Errors of an object's own code; an interrupt belongs to the waiting code.
+_OBJECT_ERRORS = (Exception, SystemExit, GeneratorExit)
+_TRIES = 500  # picklings in the search for what cannot be sent
+_SECONDS = 2.0  # of that search, at most
+_DEPTH = 20  # of members of members
+_MEMBERS = 200  # the most members checked of one container
+
+# Alternatives to unpicklable objects, by the start of their type's full name.
+_ADVICE = {
+    "_thread.": "locks belong to one process: make it where it is used",
+    "threading.": "threads and their tools belong to one process: make it where it is used",
+    "_io.": "open files belong to one process: send the path",
+    "socket.": "sockets belong to one process: connect where it is used",
+    "builtins.generator": "a running generator cannot be sent: send a list, or the function that makes it",
+    "builtins.coroutine": "a coroutine cannot be sent: await it, or send the function that makes it",
+    "builtins.frame": "frames belong to one process",
+    "_asyncio.": "futures and tasks belong to one event loop: send the result",
+}
 
 
 class ActorError(Exception):
@@ -274,7 +296,7 @@ def is_users_file(file: str) -> bool:
     return not file.startswith((*LIBRARIES, ENGINE, "<frozen "))
 
 
-def users_frame(frame: FrameType | None) -> FrameType | None:
+def users_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """Returns the innermost frame of the user's own code, from this one outwards."""
     while frame is not None and not is_users_file(frame.f_code.co_filename):
         frame = frame.f_back
@@ -317,3 +339,166 @@ def _without_own(stack: traceback.StackSummary) -> None:
     frames = [At(frame.filename, frame.line or "") for frame in stack]
     if is_mistake(frames):
         stack[:] = [stack[index] for index in without_engine(frames)]
+
+
+# -- what cannot be sent -----------------------------------------------------------------------------------------------
+
+
+class PickleFailure(TypeError, pickle.PicklingError):
+    """An object cannot be sent; the text names the culprit and the path to it."""
+
+
+def pickle_failure(failure: Exception, obj: object, label: str) -> Exception:
+    """Returns the error to raise from `failure`, which encoding `obj` raised, with the culprit named.
+
+    An error of the object's own code (raised by its `__getstate__` or `__reduce__`) is returned unchanged; any other
+    error is the cause of the result.
+    """
+    usual = (TypeError, pickle.PicklingError, AttributeError, NotImplementedError, RecursionError)
+    if not isinstance(failure, usual) or isinstance(failure, PickleFailure):
+        return failure
+    named = PickleFailure(explain_unpicklable(obj, label))
+    named.__cause__ = failure
+    return named
+
+
+def explain_unpicklable(obj: object, label: str) -> str:
+    """Returns a sentence on why `obj` cannot be sent: "<label> cannot be sent: `config.lock` is a _thread.lock…".
+
+    Paths start with the part of `label` in backquotes. Searches for at most about two seconds.
+    """
+    quoted = re.search("`([^`]+)`", label)
+    search = _Search()
+    failure = search.failure(obj)
+    if failure is None:
+        return f"{label} can be sent"
+    path, culprit, failure = search.smallest(obj, quoted[1] if quoted else "it", failure)
+    name = full_name(culprit)
+    kind = with_article(name.removeprefix("builtins."))
+    advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), "")
+    finding = f"`{path}` is {kind}" if path != "it" else f"it is {kind}"
+    reason = _first_line(failure)
+    return f"{label} cannot be sent: {finding} ({reason})" + (f"; {advice}" if advice else "")
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.tries = _TRIES
+        self.deadline = time.monotonic() + _SECONDS
+        self.visited: dict[int, object] = {}  # the objects are held, so that their ids are not reused
+
+    def failure(self, obj: object) -> BaseException | None:
+        """Returns the error that pickling `obj` raises."""
+        self.tries -= 1
+        try:
+            encode(obj)
+        except _OBJECT_ERRORS as failure:
+            return failure
+        return None
+
+    def smallest(self, obj: object, path: str, failure: BaseException) -> tuple[str, object, BaseException]:
+        """Returns the deepest object below `obj` that cannot be pickled, its path and its error."""
+        for _ in range(_DEPTH):
+            self.visited[id(obj)] = obj
+            if _refuses(obj):
+                break
+            for step, member in _members(obj):
+                if self.tries <= 0 or time.monotonic() > self.deadline:
+                    return path, obj, failure
+                if id(member) in self.visited or isinstance(member, (bool, int, float, str, bytes, type(None))):
+                    continue
+                if (deeper := self.failure(member)) is not None:
+                    obj, path, failure = member, step.format(path), deeper
+                    break
+                self.visited[id(member)] = member
+            else:
+                break
+        return path, obj, failure
+
+
+def _members(obj: object) -> Iterator[tuple[str, object]]:
+    """Yields the members of `obj`, each with the continuation of its path: `{}` is the path so far."""
+    if isinstance(obj, dict):
+        for key, value in list(obj.items())[:_MEMBERS]:
+            yield _index(key), value
+            yield f"key {_short(key)} of {{}}", key
+    elif isinstance(obj, (list, tuple)):
+        for index, value in enumerate(obj[:_MEMBERS]):
+            yield f"{{}}[{index}]", value
+    elif isinstance(obj, (set, frozenset)):
+        for value in list(obj)[:_MEMBERS]:
+            yield f"member {_short(value)} of {{}}", value
+    elif isinstance(obj, types.MethodType):
+        yield "{}.__self__", obj.__self__
+        yield "{}.__func__", obj.__func__
+    elif isinstance(obj, types.FunctionType):
+        for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
+            try:
+                yield f"{name}, which {{}} closes over", cell.cell_contents
+            except ValueError:  # not bound yet
+                pass
+        for name in _globals_of(obj.__code__):
+            if name in obj.__globals__:
+                yield f"global {name} of {{}}", obj.__globals__[name]
+        for index, value in enumerate(obj.__defaults__ or ()):
+            yield f"default {index} of {{}}", value
+    elif isinstance(obj, type):
+        for name, value in list(obj.__dict__.items()):
+            if not name.startswith("__") or isinstance(value, types.FunctionType):
+                yield f"{{}}.{name}", value
+    else:
+        yield from _attributes(obj)
+
+
+def _refuses(obj: object) -> bool:
+    """Returns whether the object itself explains that it cannot be sent, better than any of its members could."""
+    if not isinstance(getattr(type(obj), "__reduce__", None), types.FunctionType):
+        return False
+    try:
+        obj.__reduce__()
+    except _OBJECT_ERRORS:
+        return True
+    return False
+
+
+def _attributes(obj: object) -> Iterator[tuple[str, object]]:
+    try:
+        state = obj.__getstate__()
+    except _OBJECT_ERRORS:
+        state = None
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    for part in parts:
+        if isinstance(part, dict):
+            for name, value in list(part.items())[:_MEMBERS]:
+                yield f"{{}}.{_escape(text_of(name))}", value
+    for name in ("func", "args", "keywords", "__wrapped__", "fget", "__func__"):
+        try:
+            yield f"{{}}.{name}", object.__getattribute__(obj, name)
+        except _OBJECT_ERRORS:
+            pass
+    yield "type of {}", type(obj)
+
+
+def _globals_of(code: types.CodeType) -> list[str]:
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _globals_of(constant)
+    return names
+
+
+def _index(key: object) -> str:
+    return f"{{}}[{_short(key)}]"
+
+
+def _short(value: object) -> str:
+    text = repr_of(value)
+    return _escape(text if len(text) <= 40 else text[:37] + "...")
+
+
+def _escape(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _first_line(failure: BaseException) -> str:
+    return (text_of(failure).strip().splitlines() or [type_name(failure)])[0]

@@ -1,4 +1,4 @@
-"""Plain data in bytes: msgpack and JSON of known types, never a pickle.
+"""Plain data in bytes: msgpack and JSON of known types, never a pickle; and displays of ranks, in one line of JSON.
 
 All decoders of structs are created here. msgspec (0.22) marks a struct as known before it has read the fields, to
 support structs that contain themselves. A second thread that meets the struct in that moment reads missing data, and
@@ -13,6 +13,7 @@ import msgspec
 
 T = TypeVar("T")
 
+NOW, LATER = 1, 2  # when a display clears earlier ones: at once, or when the next one arrives
 _knowing = threading.RLock()  # a signal handler may decode, too
 
 
@@ -48,3 +49,49 @@ def decode_plain(data: bytes | bytearray | memoryview, decoder: msgspec.msgpack.
         return decoder.decode(data)
     except UnicodeDecodeError as error:  # not caught by msgspec
         raise msgspec.DecodeError(str(error)) from None
+
+
+class Display(msgspec.Struct, eq=False, omit_defaults=True):
+    """Something displayed. `data` and `metadata` are by MIME type, images in base64; `text` stands for it elsewhere.
+
+    With an `id` it can be replaced by another one that has `update` set. One with `clear` shows nothing.
+    """
+
+    text: str = ""
+    data: dict[str, object] = {}
+    metadata: dict[str, object] = {}
+    id: str = ""
+    update: bool = False
+    clear: int = 0
+
+    @property
+    def lines(self) -> str:
+        """Its lines for logs, each with its end; none for a display that only replaces another."""
+        return f"{self.text}\n" if self.text and not self.update else ""
+
+    @property
+    def size(self) -> int:
+        """The bytes of its forms, approximately."""
+        return sum(size_of(form) for form in self.data.values())
+
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+_decoder = json_decoder(Display)
+
+
+def size_of(form: object) -> int:
+    """Returns the bytes of one form, approximately."""
+    return len(form) if isinstance(form, str) else len(_encoder.encode(form))
+
+
+def encode_display(display: Display) -> bytes:
+    """Returns one line with its end, without other control characters. Raises errors of the encoding."""
+    return _encoder.encode(display) + b"\n"
+
+
+def decode_display(line: bytes) -> Display | None:
+    """Decodes a line of `encode_display`; None for any other line, such as a truncated one."""
+    try:
+        return _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

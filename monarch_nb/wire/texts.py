@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from monarch_nb.wire.hosts import with_host_names
+from monarch_nb.wire.address import with_host_names
 
 # Colours and weights (SGR) stay. Commands that move the cursor, clear the screen, set titles or write to the clipboard
 # are removed with their arguments; every other control character is shown as an escape sequence.

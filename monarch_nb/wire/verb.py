@@ -1,18 +1,26 @@
-"""The definition of an engine message: its name, request, reply and lane."""
+"""Messages between engines: their definition (name, request, reply and lane), and their handlers in a process."""
 
+import logging
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
+from monarch_nb.wire.address import with_host_names
 from monarch_nb.wire.body import Frame
-from monarch_nb.wire.hosts import with_host_names
+from monarch_nb.wire.header import Header, Status
 from monarch_nb.wire.plain import decode_plain, msgpack_decoder
+from monarch_nb.wire.texts import text_of
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", covariant=True)
+A = TypeVar("A")
+
+logger = logging.getLogger(__name__)
 
 REPLY = "reply"  # the method of the CONTROL message that answers a request, at the port it named
+_encoder = msgspec.msgpack.Encoder()
 
 
 class Lane(IntEnum):
@@ -36,7 +44,7 @@ class Refused(msgspec.Struct, frozen=True):
     error: str
 
 
-_encoder = msgspec.msgpack.Encoder()
+_refusals = msgpack_decoder(Refused)
 
 
 class Verb(Generic[Q, R]):
@@ -101,4 +109,100 @@ def decode_refusal(body: Frame) -> str:
         return f"it was refused, and the reason cannot be read: {error}"
 
 
-_refusals = msgpack_decoder(Refused)
+Answer = Callable[[Header, Status, msgspec.Struct, Lane], None]  # sends the reply to a request
+
+
+class VerbTakenError(ValueError):
+    """A verb has a handler in this process already."""
+
+
+class Asker(Generic[A]):
+    """The sender of a request, which is answered from any thread: now or later, once or not at all."""
+
+    __slots__ = ("_answer", "header", "lane")
+
+    def __init__(self, header: Header, answer: Answer) -> None:
+        self.header = header
+        self.lane = Lane.URGENT  # of the reply: that of the verb
+        self._answer = answer
+
+    @property
+    def src(self) -> str:
+        """The address of the process that asks."""
+        return self.header.src
+
+    @property
+    def waits(self) -> bool:
+        """True if an answer is awaited."""
+        return self.header.port != 0
+
+    def reply(self, reply: A) -> None:
+        """Answers the request, if an answer is awaited."""
+        if self.header.port and isinstance(reply, msgspec.Struct):
+            self._answer(self.header, Status.VALUE, reply, self.lane)
+
+    def refuse(self, reason: str) -> None:
+        """Reports why the request is not carried out, if an answer is awaited."""
+        if self.header.port:
+            self._answer(self.header, Status.EXCEPTION, Refused(reason), self.lane)
+
+
+Handler = Callable[[Q, Asker[A]], A | None]
+_Handled = tuple[Verb[Any, Any], Handler[Any, Any]]
+
+
+class Handlers:
+    """The verbs that one process handles. `owner` is its name in refusals: "host agents", "processes"."""
+
+    def __init__(self, owner: str, answer: Answer) -> None:
+        self._owner = owner
+        self._answer = answer
+        self._handlers: dict[str, _Handled] = {}
+        self.closed = False  # further errors result from leaving, and are not logged
+
+    def handle(self, verb: Verb[Q, A], function: Handler[Q, A]) -> None:
+        """Handles a verb by `function(request, asker)`, which is called on the reading thread and must not block.
+
+        Its result is the reply; with None the request has been, or will be, answered by `asker.reply`.
+        Raises VerbTakenError if the verb has a handler.
+        """
+        entry = (verb, function)
+        if self._handlers.setdefault(verb.name, entry) is not entry:
+            raise VerbTakenError(
+                f"{verb.name} has a handler already, {self._handlers[verb.name][1]!r}: release it first"
+            )
+
+    def release(self, verb: Verb[Q, A]) -> None:
+        """Removes the handler of a verb."""
+        self._handlers.pop(verb.name, None)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._handlers
+
+    def take(self, header: Header, body: Frame) -> None:
+        """Passes one message to its handler. Raises nothing: errors are logged, and sent to the requester."""
+        asker: Asker[object] = Asker(header, self._answer)
+        try:
+            entry = self._handlers.get(header.method)
+            if entry is None:
+                asker.refuse(f"{self._owner} know no {header.method!r}")
+                return
+            verb, function = entry
+            asker.lane = verb.lane
+            reply = function(verb.decode(body), asker)
+            if reply is not None:
+                asker.reply(reply)
+        except Exception as error:
+            self._failed(header, asker, error)
+
+    def _failed(self, header: Header, asker: Asker[object], error: Exception) -> None:
+        if self.closed:
+            return
+        if isinstance(error, MalformedMessageError):
+            logger.warning("a message from %s was not understood: %s", header.src, error)
+        else:
+            logger.error("%s from %s", header.method, header.src, exc_info=error)
+        try:
+            asker.refuse(f"{type(error).__name__}: {text_of(error)}")
+        except Exception:
+            logger.debug("no reply could be sent to %s", header.src, exc_info=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel import show
-from monarch_kernel.views.bundle import VIEWS, script, style
+from monarch_kernel.views.live import BUNDLES, script, style
 from monarch_nb.mesh import state_of, this_host
 from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of
@@ -74,7 +74,7 @@ def framed(page: Any, files: dict[str, str], policy: str, sandbox: str) -> Any:
     return page.frame_locator("iframe")
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", BUNDLES)
 def test_a_view_works_in_a_sandbox_without_eval_and_inline_scripts(
     page: Any, saved: tuple[dict[str, Any], str], view: str
 ) -> None:

@@ -18,7 +18,7 @@ from zmq.utils.garbage import gc
 import monarch_nb.actor
 from monarch_nb import connect
 from monarch_nb.actor import Actor, MeshFailure, SupervisionError, context, current_rank, endpoint
-from monarch_nb.host.bootstrap import command
+from monarch_nb.host.launch import command
 from monarch_nb.host.preemption import END
 from monarch_nb.transport import Keys
 from tests.cluster.leftovers import Before

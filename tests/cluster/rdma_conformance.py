@@ -11,7 +11,7 @@ import msgspec
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.rdma import BufferDroppedError, Put, RDMAAction, RDMABuffer, RDMAError, routes
 from monarch_nb.rdma.buffer import service
-from monarch_nb.rdma.handle import BufferHandle
+from monarch_nb.rdma.verbs import BufferHandle
 
 SOON = 40.0
 LARGE = 24 << 20  # above the sizes from which movers divide a move

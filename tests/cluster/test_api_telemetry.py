@@ -142,7 +142,7 @@ def test_spans_of_other_processes_are_children_of_the_callers(own_procs: ProcMes
 
 
 def test_without_any_recording_nothing_travels(own_procs: ProcMesh) -> None:
-    from monarch_nb.runtime.spans import continued, traceparent
+    from monarch_nb.runtime.recorder import continued, traceparent
 
     assert traceparent() == ""
     continued("no traceparent")()

@@ -15,8 +15,7 @@ import pytest
 
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, heal_mesh, this_host
 from monarch_nb.data import Feed
-from monarch_nb.data.rows import Rows
-from monarch_nb.data.server import ServedFeed
+from monarch_nb.data.feed import Rows, ServedFeed
 from monarch_nb.wire import decode
 from tests.cluster.actor_tools import Faults
 from tests.polling import until

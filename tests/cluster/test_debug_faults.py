@@ -19,8 +19,7 @@ from monarch_nb import debug
 from monarch_nb.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint
 from monarch_nb.config import configured
 from monarch_nb.debug import StoppedAtBreakpoint
-from monarch_nb.debug.messages import Evaluate
-from monarch_nb.debug.verbs import EVALUATE
+from monarch_nb.debug.verbs import EVALUATE, Evaluate
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import current_runtime
 from tests.cluster.actor_tools import spawned

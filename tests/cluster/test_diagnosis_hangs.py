@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import monarch_nb
 from monarch_nb.actor import Actor, ActorError, endpoint, this_host
-from monarch_nb.diagnosis import CallAbortedError, Diagnosis, Finding, abort, hangs
+from monarch_nb.diagnosis import CallAbortedError, Diagnosis, Finding, abort, collector
 from tests.cluster.actor_tools import SECONDS, joined, line_of
 from tests.polling import until
 
@@ -98,7 +98,7 @@ def test_a_rank_that_blocks_is_named_with_its_line(trainers: Any, tmp_path: Path
 def test_a_script_that_waits_says_why_and_so_does_its_interrupt(
     trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(hangs, "WITHOUT_PROGRESS_S", 0.5)
+    monkeypatch.setattr(collector, "WITHOUT_PROGRESS_S", 0.5)
     outputs = list[str]()
 
     def is_written() -> bool:

@@ -10,9 +10,9 @@ pytestmark = pytest.mark.timeout(120)
 
 BEGIN = """
 import os
-from monarch_nb.host import ahead
-ahead.start_ahead()
-pid = ahead._coming[0].agent._process.pid
+from monarch_nb.host import launch
+launch.start_ahead()
+pid = launch._coming[0].agent._process.pid
 """
 USE = """
 from monarch.actor import Actor, endpoint, this_host
@@ -49,5 +49,5 @@ def test_the_agent_started_ahead_is_replaced_when_library_environment_changes() 
 
 
 def test_none_is_started_where_that_is_not_wanted() -> None:
-    program = "from monarch_nb.host import ahead\nahead.start_ahead()\nprint(len(ahead._coming))"
+    program = "from monarch_nb.host import launch\nlaunch.start_ahead()\nprint(len(launch._coming))"
     assert output_of(program, MONARCH_NB_HOST_PRESTART="false") == ["0"]

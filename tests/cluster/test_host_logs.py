@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from monarch_nb.logs.marks import ERR, OUT, TEXT
+from monarch_nb.logs.spool import ERR, OUT, TEXT
 from tests.cluster.host_client import hosted
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.host import protocol, verbs
-from monarch_nb.host.bootstrap import command
+from monarch_nb.host.launch import command
 from monarch_nb.host.preemption import END
 from monarch_nb.wire import parse_address
 from monarch_nb.wire.header import Layout

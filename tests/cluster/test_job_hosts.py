@@ -20,7 +20,7 @@ from monarch_nb.connect import Detacher, attach_hosts, shutdown
 from monarch_nb.host.preemption import GRACE
 from monarch_nb.job import ProcessJob, Role, job_load
 from monarch_nb.job.report import read_report
-from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.watching import HostNotices
 from monarch_nb.runtime import current_runtime, started
 from monarch_nb.supervision import HealError
 from monarch_nb.transport import Keys

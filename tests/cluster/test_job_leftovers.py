@@ -10,11 +10,10 @@ import msgspec
 import pytest
 
 from monarch_nb.job import Agent, ProcessJob, job_load
+from monarch_nb.job.adapter import adapter_of
 from monarch_nb.job.cli import main
 from monarch_nb.job.helper import Helper
-from monarch_nb.job.kinds import adapter_of
-from monarch_nb.job.leftovers import KEPT_S, tidied
-from monarch_nb.job.report import Ask
+from monarch_nb.job.report import KEPT_S, Ask, tidied
 from tests.cluster.fault_tools import ROOT, SOON
 from tests.polling import until
 from tests.processes import alive

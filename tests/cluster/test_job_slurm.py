@@ -14,7 +14,7 @@ from monarch_nb.actor import Actor, SupervisionError, endpoint, heal_mesh
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.host.preemption import END
 from monarch_nb.job import EngineError, HostsMissingError, Role, SlurmJob, job_load, running_jobs
-from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.watching import HostNotices
 from monarch_nb.runtime import current_runtime
 from tests.cluster.engine_tools import PYTHON, SlurmCluster, needs, none_alive
 from tests.cluster.fault_tools import SOON

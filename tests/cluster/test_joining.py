@@ -14,7 +14,7 @@ from monarch_nb import connect
 from monarch_nb.actor import MeshFailure, SupervisionError, accept_hosts, attach_hosts, shutdown_context, this_host
 from monarch_nb.connect import AttachError
 from monarch_nb.connect.routes import HostRoutes
-from monarch_nb.host.bootstrap import command
+from monarch_nb.host.launch import command
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Keys, TrustError

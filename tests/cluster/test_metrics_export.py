@@ -14,7 +14,7 @@ import pytest
 import monarch_nb.telemetry
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint
 from monarch_nb.telemetry import exports
-from monarch_nb.telemetry.series import MetricPoint
+from monarch_nb.telemetry.verbs import MetricPoint
 from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)

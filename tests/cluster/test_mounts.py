@@ -16,7 +16,7 @@ from monarch_nb.actor import Actor, ActorError, HostMesh, current_rank, endpoint
 from monarch_nb.connect import shutdown
 from monarch_nb.connect.own_hosts import local_hosts
 from monarch_nb.job import LocalJob, ProcessJob, job_loads
-from monarch_nb.job import copies as copying
+from monarch_nb.job import mounts as copying
 from monarch_nb.job import mounts as mounting
 from tests.cluster.actor_tools import faults  # noqa: F401 - a fixture
 from tests.polling import until

@@ -17,8 +17,8 @@ from monarch_nb.actor import Actor, ProcMesh, endpoint, this_host
 from monarch_nb.host.linux import rdma_devices
 from monarch_nb.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available, routes
 from monarch_nb.rdma.buffer import service
+from monarch_nb.rdma.errors import Limit
 from monarch_nb.rdma.fabric import Fabric, nixl_name
-from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move
 from monarch_nb.rdma.movers.nixl import Nixl

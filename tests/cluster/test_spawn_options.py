@@ -10,7 +10,7 @@ import pytest
 
 from monarch_nb.actor import Actor, Point, SupervisionError, endpoint, this_host
 from monarch_nb.host.command import BootstrapCommand, default_bootstrap_cmd
-from monarch_nb.mesh.active import (
+from monarch_nb.mesh.proc import (
     get_active_proc_meshes,
     register_proc_mesh_spawn_callback,
     unregister_proc_mesh_spawn_callback,

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import monarch_nb as monarch
 from monarch_nb.distributed import Mesh
-from monarch_nb.tensor import attention
+from monarch_nb.tensor import kernels
 
 pytestmark = pytest.mark.timeout(120)
 PLACEMENTS = {"batch": [Shard(0)], "heads": [Shard(1)], "whole": [Replicate()], "words": [Shard(2)]}
@@ -30,13 +30,13 @@ def mesh() -> Iterator[Mesh]:
 def plain(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Calls that were computed by plain operations."""
     calls: list[object] = []
-    before = attention._decompose
+    before = kernels._decompose
 
     def record(*args: Any) -> Any:
         calls.append(args)
         return before(*args)
 
-    monkeypatch.setattr(attention, "_decompose", record)
+    monkeypatch.setattr(kernels, "_decompose", record)
     return calls
 
 

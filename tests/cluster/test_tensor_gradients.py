@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import monarch_nb
 from monarch_nb.distributed import Mesh, Plan
-from monarch_nb.tensor.modules.summing import FIRST_BUCKET
+from monarch_nb.tensor.modules.gathering import FIRST_BUCKET
 
 pytestmark = pytest.mark.timeout(120)
 

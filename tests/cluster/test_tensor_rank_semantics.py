@@ -16,7 +16,7 @@ from monarch_nb.distributed import Mesh, RankTensorError, TensorError
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Future, pending_future, resolve_future, resolve_later
 from monarch_nb.shape import Extent
-from monarch_nb.tensor.flusher import CommandBatch
+from monarch_nb.tensor.commands import CommandBatch
 from tests.polling import until
 
 pytestmark = pytest.mark.timeout(120)

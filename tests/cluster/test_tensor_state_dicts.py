@@ -239,7 +239,7 @@ def test_errors_name_the_tensor_and_the_rank(mesh: Mesh, three: ProcMesh) -> Non
 
 def _own_rows(rows: torch.Tensor) -> SharedStateDict:
     from monarch_nb.rdma import Shard as Part
-    from monarch_nb.rdma.shards import OfferedShards
+    from monarch_nb.rdma.parameters import OfferedShards
 
     return SharedStateDict(OfferedShards.offer({"rows": Part(rows, start=(0, 0), of=(10, 6))}))
 

@@ -27,7 +27,7 @@ from monarch_nb.config import configured
 from monarch_nb.exceptions import AgentStartError, TrustError
 from monarch_nb.job import new_service_proc_id
 from monarch_nb.mesh import give_up
-from monarch_nb.routing.addresses import AddressError
+from monarch_nb.routing.routes import AddressError
 from monarch_nb.transport import Keys, TransportError
 from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.worker_tools import (

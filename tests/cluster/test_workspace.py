@@ -13,7 +13,7 @@ import pytest
 
 from monarch_nb.actor import Actor, endpoint, this_host
 from monarch_nb.code import modules
-from monarch_nb.code.workspace import reload_code
+from monarch_nb.code.reload import reload_code
 from monarch_nb.connect import attach_hosts
 from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import user_hosts

@@ -24,15 +24,15 @@ from monarch_nb.runtime import Future, resolved_future
 from monarch_nb.shape import Extent
 from monarch_nb.tensor import device
 from monarch_nb.tensor.commands import WHOLE, PutTensor, decode_numbers, encode_numbers
+from monarch_nb.tensor.errors import call_site
 from monarch_nb.tensor.groups.world import TorchGroups
 from monarch_nb.tensor.handle import MeshTensor, current, upload
 from monarch_nb.tensor.kernels import prepare
-from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import MeshLayout, Placements, Propagator
 from monarch_nb.tensor.seeds import Generators
 from monarch_nb.tensor.stream import Stream
+from monarch_nb.tensor.workers.handover import StreamOrder, Transit
 from monarch_nb.tensor.workers.session import WorkerSession
-from monarch_nb.tensor.workers.transit import StreamOrder, Transit
 
 SILENT_S = 20.0  # after which ranks are taken to wait for each other
 

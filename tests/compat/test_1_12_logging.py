@@ -7,7 +7,7 @@ import pytest
 
 from monarch.actor import ProcMesh
 from monarch_nb.logs import MeshLogs
-from monarch_nb.logs.options import LogOption
+from monarch_nb.logs.mesh_logs import LogOption
 from monarch_nb.mesh.handle import state_of
 from monarch_nb.runtime import current_runtime
 

@@ -446,7 +446,7 @@ class _Member(Actor):
         import torch.distributed as dist
         import torch.distributed._functional_collectives as functional_collectives
 
-        from monarch_nb.tensor.groups.staging import Staging
+        from monarch_nb.tensor.groups.world import Staging
 
         group, size = dist.group.WORLD, dist.get_world_size()
         staging = Staging()

@@ -22,7 +22,7 @@ from monarch_nb.actor import (
     endpoint,
     heal_mesh,
 )
-from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.watching import HostNotices
 from monarch_nb.mesh.handle import state_of
 from monarch_nb.mesh.host import host_labels
 from monarch_nb.mesh.host_record import Fate, NoMoreHostsError

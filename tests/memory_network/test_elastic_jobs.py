@@ -14,7 +14,7 @@ import pytest
 from monarch_nb.job import Agent, AgentsWanted, EngineError, JobAdapter, Role, Running, Seen, elastic
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts
-from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.watching import HostNotices
 from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
 from monarch_nb.runtime import current_runtime
 from monarch_nb.testing import Cluster

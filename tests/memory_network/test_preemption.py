@@ -9,7 +9,7 @@ import pytest
 
 from monarch_nb.actor import Actor, HostMesh, MeshFailure, ProcMesh, endpoint
 from monarch_nb.host.protocol import PreemptionNotice
-from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.watching import HostNotices
 from monarch_nb.runtime import current_runtime
 from monarch_nb.testing import Cluster
 

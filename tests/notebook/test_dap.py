@@ -162,7 +162,7 @@ def test_switching_the_debugger_off_resumes_everything_and_nothing_stops_again(n
 
 SLOW = """\
 import time
-from monarch_nb.debug.control.breakpoints import Breakpoints
+from monarch_nb.debug.control.controller import Breakpoints
 real = Breakpoints.set_everywhere
 def slow(self, lines, **options):
     time.sleep(0.7)

@@ -314,7 +314,7 @@ def test_with_live_displays_the_error_and_its_bar_are_one_output(eight: Notebook
 NOTICED = """
 from monarch_nb.host.protocol import PreemptionNotice
 from monarch_nb.host.verbs import HOST_NOTICE
-from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.watching import HostNotices
 from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import Header, Kind, agent_of, encode_body
 def notice(**said):  # as its agent sends it

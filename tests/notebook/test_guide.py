@@ -83,7 +83,7 @@ FRONT_ENDS = {
 LEVELS = """
 def _told():
     import json, os
-    from monarch_kernel.front_ends import facts_of, levels
+    from monarch_kernel.doctor import facts_of, levels
     before = dict(os.environ)
     for name in ("JPY_SESSION_NAME", "JUPYTERHUB_API_URL"):
         os.environ.pop(name, None)

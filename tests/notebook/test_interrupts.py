@@ -210,9 +210,9 @@ def test_a_call_that_ends_meanwhile_takes_the_offer_back(nb: Notebook, tmp_path:
 
 @pytest.fixture
 def soon_over(nb: Notebook) -> Iterator[None]:
-    nb.run("from monarch_kernel import second_press; second_press.SECONDS = 0.2").ok()
+    nb.run("from monarch_kernel import stopping; stopping.OFFER_SECONDS = 0.2").ok()
     yield
-    nb.run("second_press.SECONDS = 10.0").ok()
+    nb.run("stopping.OFFER_SECONDS = 10.0").ok()
 
 
 def test_after_the_offer_stop_means_nothing_to_an_idle_kernel(nb: Notebook, soon_over: None) -> None:

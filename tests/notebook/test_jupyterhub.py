@@ -69,7 +69,7 @@ async def left_training(server: Hub, first: str) -> list[int]:
     server.start()
     page = await page_of(server)
     await page.run(first)
-    assert "JupyterLab of a JupyterHub" in await page.run("from monarch_kernel.front_ends import *\n"
+    assert "JupyterLab of a JupyterHub" in await page.run("from monarch_kernel.doctor import facts_of, recognised\n"
                                                         "print(recognised(facts_of(get_ipython())))")  # fmt: skip
     await page.run(TRAINER)
     steps: list[int] = json.loads(await page.run(STEPS))

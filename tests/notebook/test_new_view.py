@@ -11,8 +11,7 @@ pytestmark = pytest.mark.timeout(60)
 
 CLOCKS = """
 import itertools
-from monarch_kernel.views import LiveView, Shown, register, unregister
-from monarch_kernel.views.registry import VIEWS
+from monarch_kernel.views import VIEWS, LiveView, Shown, register, unregister
 
 class Clock:
     def __init__(self, name): self.name = name

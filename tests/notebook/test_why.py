@@ -35,7 +35,7 @@ trainers.join.call().get()
 
 def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    nb.run("import monarch_nb.diagnosis.hangs as hangs; hangs.WITHOUT_PROGRESS_S = 1.0").ok()
+    nb.run("import monarch_nb.diagnosis.collector as collector; collector.WITHOUT_PROGRESS_S = 1.0").ok()
     nb.run(JOIN).ok()
     cell = nb.run("%why").ok()
     assert "nothing found: " in cell.text
@@ -78,7 +78,7 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
 @pytest.mark.parametrize("client", ["jupyterlab", "vscode"])
 def test_a_hang_and_a_stop_are_explained_with_a_debugger_attached(nb: Notebook, tmp_path: Path, client: str) -> None:
     os.mkfifo(tmp_path / "pipe")
-    nb.run("import monarch_nb.diagnosis.hangs as hangs; hangs.WITHOUT_PROGRESS_S = 1.0").ok()
+    nb.run("import monarch_nb.diagnosis.collector as collector; collector.WITHOUT_PROGRESS_S = 1.0").ok()
     debugger = Debugger(nb, client).on()
     nb.run(JOIN).ok()
     request, cell = nb.start(f"trainers.train.call({str(tmp_path / 'pipe')!r}).get()"), Cell()

@@ -16,7 +16,7 @@ import monarch_nb
 from monarch_nb.actor import ActorError, this_host
 from monarch_nb.config import configured
 from monarch_nb.diagnosis import Diagnosis, Finding, MemoryWatch, StragglerWatch, compare_replicas
-from monarch_nb.diagnosis.hangs import HangNotes
+from monarch_nb.diagnosis.collector import HangNotes
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import DeadlockError, current_runtime
 from tests.planted_faults.cases import Case

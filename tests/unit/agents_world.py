@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from monarch_nb.routing import LinkConfig, LinkIncarnations
-from monarch_nb.transport.channels import DialledChannel, InboundChannel
+from monarch_nb.transport.connection import DialledChannel, InboundChannel
 from monarch_nb.transport.links import Links
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.tcp import sockets

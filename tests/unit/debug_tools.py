@@ -9,7 +9,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from monarch_nb.debug import messages as m
+from monarch_nb.debug import verbs
 from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.session.thread import ThreadDebugger
 
@@ -44,10 +44,10 @@ def breakpoint_of(debugger):
 class Listener:
     """The process that a debugger notifies: at each stop it posts the next commands, and records the answers."""
 
-    def __init__(self, script: "Callable[[Stopped], Iterable[m.Command]]") -> None:
+    def __init__(self, script: "Callable[[Stopped], Iterable[verbs.Command]]") -> None:
         self._script = script
         self.stops: list[Stopped] = []
-        self.answers: list[m.CommandAnswer] = []
+        self.answers: list[verbs.CommandAnswer] = []
         self.events: list[tuple[str, str]] = []
 
     def stopped(self, debugger: ThreadDebugger) -> None:
@@ -68,8 +68,8 @@ class Listener:
         pass
 
 
-def go(motion: Any = "continue", line: int | None = None) -> m.Go:
-    return m.Go(session=SESSION, motion=motion, line=line)
+def go(motion: Any = "continue", line: int | None = None) -> verbs.Go:
+    return verbs.Go(session=SESSION, motion=motion, line=line)
 
 
 def stack_of(thread: threading.Thread) -> str:
@@ -99,7 +99,7 @@ def on_thread(function: Callable[[], object]) -> object:
 
 def debugged(
     code: CodeType,
-    script: "Callable[[Stopped], Iterable[m.Command]]",
+    script: "Callable[[Stopped], Iterable[verbs.Command]]",
     *,
     arm: Callable[[ThreadDebugger], object] = id,
     listener: Listener | None = None,

@@ -7,7 +7,7 @@ from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.verbs import LogBlock, LogChunk
 from monarch_nb.mesh.mesh_events import ProcStarted
 from monarch_nb.runtime import ProcState
-from monarch_nb.runtime.tables import LogPositions
+from monarch_nb.runtime.actors.hosting import LogPositions
 from monarch_nb.shape import Extent
 from monarch_nb.wire import Layout
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_dialled, parse_worker_address
-from monarch_nb.routing.addresses import ChannelEndpoint as Endpoint
+from monarch_nb.routing.routes import AddressError, WorkerAddress, parse_dialled, parse_worker_address
+from monarch_nb.routing.routes import ChannelEndpoint as Endpoint
 from tests.effort import tries
 
 pytestmark = pytest.mark.timeout(tries(30))

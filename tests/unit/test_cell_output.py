@@ -10,8 +10,8 @@ from monarch_kernel.output import CellOutput
 from monarch_kernel.output.grouping import MOST_PIECES, Grouping, TextPiece, merge_pieces
 from monarch_kernel.output.pacing import LINES, LINES_BURST
 from monarch_nb.logs import Line
-from monarch_nb.logs.options import LogOption
-from monarch_nb.logs.sources import Sources
+from monarch_nb.logs.lines import Sources
+from monarch_nb.logs.mesh_logs import LogOption
 from tests.unit.log_tools import Cluster
 
 pytestmark = pytest.mark.timeout(60)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.output import Cells
-from monarch_kernel.output.cells import MOST_CELLS, CallCells
+from monarch_kernel.output.cell_output import MOST_CELLS, CallCells
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshSpawned, MeshStopped
 from monarch_nb.runtime import ProcState
 from monarch_nb.shape import Extent

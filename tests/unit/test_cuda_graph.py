@@ -8,8 +8,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from monarch_nb.tensor.compiled import cuda_graph
-from monarch_nb.tensor.compiled.cuda_graph import CudaGraph
+from monarch_nb.tensor.compiled import replay
+from monarch_nb.tensor.compiled.replay import CudaGraph
 from monarch_nb.tensor.errors import CompileWarning
 
 pytestmark = pytest.mark.timeout(60)
@@ -50,7 +50,7 @@ def step(inputs: Tensors, seed: int) -> Tensors:
 def state(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     tensor = torch.zeros(2)
     STATE[:] = [tensor]
-    monkeypatch.setattr(cuda_graph, "captured", fake_capture)
+    monkeypatch.setattr(replay, "captured", fake_capture)
     return tensor
 
 
@@ -85,7 +85,7 @@ def test_an_argument_that_the_step_writes_to_is_written(state: torch.Tensor) -> 
 
 
 def test_a_result_that_is_a_view_of_the_state_stays_one(state: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
+    monkeypatch.setattr(replay, "captured", lambda run: (lambda: None, run()))
     run = CudaGraph(lambda inputs, seed: [inputs[0][:1]], 0, (), "step")
     for _ in range(3):
         (view,) = run([state], 0)
@@ -99,7 +99,7 @@ def test_a_step_that_cannot_be_captured_runs_and_warns_once(
     def refuse(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(cuda_graph, "captured", refuse)
+    monkeypatch.setattr(replay, "captured", refuse)
     run = CudaGraph(step, 1, (), "the step")
     with pytest.warns(CompileWarning, match=r"the step runs without a CUDA graph.*capturing$") as warnings:
         totals = [float(run([torch.ones(2), state], 0)[0]) for _ in range(4)]
@@ -114,7 +114,7 @@ def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         captures[0] += 1
         return fake_capture(run)
 
-    monkeypatch.setattr(cuda_graph, "captured", count)
+    monkeypatch.setattr(replay, "captured", count)
     return captures
 
 
@@ -131,7 +131,7 @@ def test_a_tensor_that_moves_each_time_is_copied(state: torch.Tensor, monkeypatc
 
 
 def test_arguments_with_views_are_used_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
+    monkeypatch.setattr(replay, "captured", lambda run: (lambda: None, run()))
     run = CudaGraph(lambda inputs, seed: [inputs[0][:1], inputs[1] + 1, inputs[2] + 1], 3, (), "step")
     tensor, batch = torch.arange(4.0), torch.ones(2)
     for _ in range(4):
@@ -141,7 +141,7 @@ def test_arguments_with_views_are_used_where_they_lie(monkeypatch: pytest.Monkey
 
 
 def test_a_step_whose_views_move_each_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
+    monkeypatch.setattr(replay, "captured", lambda run: (lambda: None, run()))
     run = CudaGraph(lambda inputs, seed: [inputs[0][:1]], 1, (), "step")
     buffers = [torch.full((2,), float(number)) for number in range(12)]
     with pytest.warns(CompileWarning, match="lie elsewhere in each call"):

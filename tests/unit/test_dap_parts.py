@@ -8,11 +8,9 @@ import pytest
 
 from monarch_kernel.dap.adapter import Adapter
 from monarch_kernel.dap.announcer import Announcer
-from monarch_kernel.dap.focus import Focus
-from monarch_kernel.dap.gutter import Gutter, MarkOptions, ranks_in
-from monarch_kernel.dap.handles import FrameHandle, Handles, is_ours
-from monarch_kernel.dap.inspection import CellSources
-from monarch_kernel.dap.lines import BreakableLine, BreakableLines
+from monarch_kernel.dap.cluster import Focus
+from monarch_kernel.dap.gutter import BreakableLine, BreakableLines, Gutter, MarkOptions, ranks_in
+from monarch_kernel.dap.inspection import CellSources, FrameHandle, Handles, is_ours
 from monarch_nb.debug import Frame, Stopped
 from monarch_nb.debug.control.stopped_threads import StoppedThreads
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from monarch_nb.data import ArrowError
-from monarch_nb.data.rows import Rows, batches_of, rows_of
-from monarch_nb.data.server import Ledger
+from monarch_nb.data.feed import Ledger, Rows, batches_of, rows_of
 
 pytestmark = pytest.mark.timeout(60)
 

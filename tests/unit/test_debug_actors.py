@@ -9,7 +9,7 @@ import pytest
 from monarch_nb import debug
 from monarch_nb.actor import ActorError, ProcMesh, shutdown_context, this_proc
 from monarch_nb.debug import DebugError, QuitDebugger
-from monarch_nb.debug.messages import BreakLine
+from monarch_nb.debug.verbs import BreakLine
 from monarch_nb.mesh import state_of
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStopped
 from monarch_nb.runtime import current_runtime

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.debug.messages import BreakLine, BreakSet
 from monarch_nb.debug.session.breakpoints import BreakpointTable, SourceLocation, filled_in, passed_often_enough
 from monarch_nb.debug.session.debuggers import BreakpointSets
 from monarch_nb.debug.session.machine import CommandError, DebugMachine, Paused, Resume, RunningThread, Stepping
+from monarch_nb.debug.verbs import BreakLine, BreakSet
 
 LOCATION = SourceLocation("train.py", 42, "step", 40)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.debug import messages as m
+from monarch_nb.debug import verbs
 from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.session.thread import ThreadDebugger
 from monarch_nb.transport import calm
@@ -183,13 +183,13 @@ def run_ours(
                 code.co_filename, point.line, condition=point.condition, ignore=point.ignore, temporary=point.temporary
             )
 
-    def script(record: Stopped) -> Iterable[m.Command]:
+    def script(record: Stopped) -> Iterable[verbs.Command]:
         pause = debuggers[0].machine.standing
         assert pause is not None
         stops.append((pause.event, record.selected_frame.function.rpartition(".")[2], record.selected_frame.line))
         motion, up = next(remaining, ("continue", 0))
         if min(up, pause.selected):
-            yield m.Select(session=SESSION, by=-min(up, pause.selected))
+            yield verbs.Select(session=SESSION, by=-min(up, pause.selected))
         yield go(motion)
 
     _, names = debugged(code, script, arm=arm)

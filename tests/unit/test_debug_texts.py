@@ -9,17 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from monarch_nb.debug.control import StoppedThreads
-from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.messages import CommandAnswer
 from monarch_nb.debug.prompt.prompt import DebugPrompt
-from monarch_nb.debug.records import Frame, Stopped, Value, Variable
-from monarch_nb.debug.render.groups import grouped, named, tree, tree_text
+from monarch_nb.debug.records import DebugError, Frame, Stopped, Value, Variable
+from monarch_nb.debug.render.groups import Missing, grouped, named, pick, table_text, tree, tree_text
 from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, sparkline, watch_text
-from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.render.picture import picture_of, values_by_rank, variables_by_rank
-from monarch_nb.debug.render.table import Missing, table_text
 from monarch_nb.debug.session.commands import Variables
 from monarch_nb.debug.session.values import shorten, value_of
+from monarch_nb.debug.verbs import CommandAnswer
 from monarch_nb.shape import Extent
 from monarch_nb.telemetry.points import log
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.debug import messages as m
-from monarch_nb.debug.errors import QuitDebugger
-from monarch_nb.debug.records import Stopped
+from monarch_nb.debug import verbs
+from monarch_nb.debug.records import QuitDebugger, Stopped
 from monarch_nb.debug.session.thread import ThreadDebugger
 from tests.unit.debug_tools import SECONDS, SESSION, Listener, debugged, go, source
 
@@ -44,23 +43,23 @@ failed = fails(1)
 """
 
 
-def program(script: Callable[[Stopped], Iterable[m.Command]], **options: Any) -> tuple[Listener, dict[str, Any]]:
+def program(script: Callable[[Stopped], Iterable[verbs.Command]], **options: Any) -> tuple[Listener, dict[str, Any]]:
     return debugged(source(FILE, TEXT), script, **options)
 
 
-def ask(*commands: m.Command, text: str = TEXT) -> tuple[list[m.CommandAnswer], dict[str, Any]]:
+def ask(*commands: verbs.Command, text: str = TEXT) -> tuple[list[verbs.CommandAnswer], dict[str, Any]]:
     """The answers to commands at `stop()`; then the program resumes."""
     first = [[*commands, go()]]
     listener, names = debugged(source(FILE, text), lambda record: first.pop() if first else [go()])
     return listener.answers, names
 
 
-def evaluate(text: str, **options: Any) -> m.Evaluate:
-    return m.Evaluate(session=SESSION, text=text, **options)
+def evaluate(text: str, **options: Any) -> verbs.Evaluate:
+    return verbs.Evaluate(session=SESSION, text=text, **options)
 
 
-def pdb(text: str) -> m.Pdb:
-    return m.Pdb(session=SESSION, text=text)
+def pdb(text: str) -> verbs.Pdb:
+    return verbs.Pdb(session=SESSION, text=text)
 
 
 def position(record: Stopped) -> tuple[str, int]:
@@ -92,7 +91,7 @@ def test_until_leaves_a_loop() -> None:
 
 
 def test_a_step_counts_from_the_frame_that_is_looked_at() -> None:
-    script = iter([[go("over")], [go("over")], [go("in")], [m.Select(session=SESSION, by=-1), go("over")], [go()]])
+    script = iter([[go("over")], [go("over")], [go("in")], [verbs.Select(session=SESSION, by=-1), go("over")], [go()]])
     listener, _ = program(lambda record: next(script))
     assert position(listener.stops[-1]) == ("outer", 13)
 
@@ -122,14 +121,14 @@ def test_where_exceptions_are_raised_they_stop_if_that_is_wished() -> None:
 
 
 def test_a_line_is_jumped_over() -> None:
-    answers, names = ask(m.Jump(session=SESSION, line=15))
+    answers, names = ask(verbs.Jump(session=SESSION, line=15))
     assert answers[0].resumed
     assert names["result"] == 0
 
 
 def test_quit_ends_what_runs_and_says_where() -> None:
     with pytest.raises(QuitDebugger, match=r"stopped at <program>:12 in outer"):
-        program(lambda record: [m.Quit(session=SESSION)])
+        program(lambda record: [verbs.Quit(session=SESSION)])
 
 
 def test_commands_after_one_that_resumes_are_refused() -> None:
@@ -151,8 +150,8 @@ def stops_at(line: int, **options: Any) -> list[dict[str, Any]]:
     def arm(debugger: ThreadDebugger) -> None:
         debugger.add_breakpoint(FILE, line, **options)
 
-    def script(record: Stopped) -> Iterable[m.Command]:
-        yield m.GetVariables(session=SESSION)
+    def script(record: Stopped) -> Iterable[verbs.Command]:
+        yield verbs.GetVariables(session=SESSION)
         yield go()
 
     listener, _ = program(script, arm=arm)
@@ -197,7 +196,7 @@ def test_expressions_and_statements_run_in_the_inspected_frame() -> None:
         evaluate("print('said')", statement=True),
         evaluate("total", statement=True),
         evaluate("nothing"),
-        m.Select(session=SESSION, by=-1),
+        verbs.Select(session=SESSION, by=-1),
         evaluate("box.slot"),
     )
     assert answers[0].value is not None
@@ -222,8 +221,8 @@ def test_a_frame_that_there_is_not_is_told() -> None:
 
 
 def test_the_source_of_a_file_or_cell_is_given_whole() -> None:
-    answers, _ = ask(m.GetSource(session=SESSION, file=FILE), m.GetSource(session=SESSION, file="nowhere.py"))
-    assert isinstance(answers[0], m.SourceText)
+    answers, _ = ask(verbs.GetSource(session=SESSION, file=FILE), verbs.GetSource(session=SESSION, file="nowhere.py"))
+    assert isinstance(answers[0], verbs.SourceText)
     assert answers[0].content == TEXT
     assert "is not to be had" in answers[1].error
 
@@ -246,10 +245,12 @@ result = f()
 """
 
 
-def script_of(*makers: Callable[[list[m.CommandAnswer]], m.Command]) -> tuple[list[m.CommandAnswer], dict[str, Any]]:
+def script_of(
+    *makers: Callable[[list[verbs.CommandAnswer]], verbs.Command],
+) -> tuple[list[verbs.CommandAnswer], dict[str, Any]]:
     """Commands that depend on the answers to earlier ones; each is posted when the one before is done."""
     remaining = list(makers)
-    answers: list[m.CommandAnswer] = []
+    answers: list[verbs.CommandAnswer] = []
     debuggers: list[ThreadDebugger] = []
 
     class Script(Listener):
@@ -260,8 +261,8 @@ def script_of(*makers: Callable[[list[m.CommandAnswer]], m.Command]) -> tuple[li
         def _next(self) -> None:
             command = remaining.pop(0)(answers) if remaining else go()
 
-            def send(answer: m.CommandAnswer) -> None:
-                if not isinstance(command, m.Go):
+            def send(answer: verbs.CommandAnswer) -> None:
+                if not isinstance(command, verbs.Go):
                     answers.append(answer)
                     self._next()
 
@@ -271,23 +272,23 @@ def script_of(*makers: Callable[[list[m.CommandAnswer]], m.Command]) -> tuple[li
     return answers, names
 
 
-def reference(answers: list[m.CommandAnswer], name: str, nth: int = 0) -> int:
+def reference(answers: list[verbs.CommandAnswer], name: str, nth: int = 0) -> int:
     return next(variable.reference for variable in answers[nth].variables if variable.name == name)
 
 
 def test_scopes_hold_variables_which_hold_others_a_page_at_a_time() -> None:
-    def children(name: str, nth: int, **page: int) -> Callable[[list[m.CommandAnswer]], m.Command]:
-        return lambda answers: m.GetVariables(session=SESSION, reference=reference(answers, name, nth), **page)
+    def children(name: str, nth: int, **page: int) -> Callable[[list[verbs.CommandAnswer]], verbs.Command]:
+        return lambda answers: verbs.GetVariables(session=SESSION, reference=reference(answers, name, nth), **page)
 
     answers, _ = script_of(
-        lambda _: m.GetVariables(session=SESSION),
-        lambda _: m.GetScopes(session=SESSION),
+        lambda _: verbs.GetVariables(session=SESSION),
+        lambda _: verbs.GetScopes(session=SESSION),
         children("many", 0, start=990, count=100),
         children("by_name", 0),
         children("'a'", 3),
         children("box", 0),
         children("few", 0),
-        lambda _: m.GetVariables(session=SESSION, reference=999),
+        lambda _: verbs.GetVariables(session=SESSION, reference=999),
     )
     of_locals = {item.name: (item.value.type, item.named, item.indexed) for item in answers[0].variables}
     assert of_locals == {
@@ -296,7 +297,7 @@ def test_scopes_hold_variables_which_hold_others_a_page_at_a_time() -> None:
         "by_name": ("dict", 3, 0),
         "few": ("set", 0, 1),
     }
-    assert isinstance(answers[1], m.Scopes)
+    assert isinstance(answers[1], verbs.Scopes)
     assert [(item.name, item.expensive) for item in answers[1].scopes] == [("Locals", False), ("Globals", True)]
     assert [item.name for item in answers[2].variables] == [str(n) for n in range(990, 1000)]
     assert answers[2].total == 1000
@@ -314,25 +315,25 @@ def test_scopes_hold_variables_which_hold_others_a_page_at_a_time() -> None:
 
 
 def test_variables_and_what_they_hold_are_given_other_values() -> None:
-    def assign(name: str, text: str, of: str = "") -> Callable[[list[m.CommandAnswer]], m.Command]:
-        return lambda answers: m.Assign(
+    def assign(name: str, text: str, of: str = "") -> Callable[[list[verbs.CommandAnswer]], verbs.Command]:
+        return lambda answers: verbs.Assign(
             session=SESSION, name=name, text=text, reference=reference(answers, of) if of else 0
         )
 
-    def in_globals(answers: list[m.CommandAnswer]) -> m.Command:
+    def in_globals(answers: list[verbs.CommandAnswer]) -> verbs.Command:
         scopes = answers[-1]
-        assert isinstance(scopes, m.Scopes)
-        return m.Assign(session=SESSION, name="hidden", text="many[2]", reference=scopes.scopes[1].reference)
+        assert isinstance(scopes, verbs.Scopes)
+        return verbs.Assign(session=SESSION, name="hidden", text="many[2]", reference=scopes.scopes[1].reference)
 
     answers, names = script_of(
-        lambda _: m.GetVariables(session=SESSION),
+        lambda _: verbs.GetVariables(session=SESSION),
         assign("slot", "6", of="box"),
         assign("1", "len(many)", of="many"),
         assign("'a'", "'other'", of="by_name"),
         assign("0", "1", of="few"),
         assign("few", "{8}"),
         assign("few", "nothing"),
-        lambda _: m.GetScopes(session=SESSION),
+        lambda _: verbs.GetScopes(session=SESSION),
         in_globals,
     )
     assert [answer.error for answer in answers[1:4]] == [""] * 3

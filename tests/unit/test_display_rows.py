@@ -8,7 +8,7 @@ from monarch_kernel.output import rows as module
 from monarch_kernel.output.rows import DisplayRows
 from monarch_nb.logs.lines import Line, Source
 from monarch_nb.wire import Display
-from monarch_nb.wire.display import LATER, NOW
+from monarch_nb.wire.plain import LATER, NOW
 
 
 class Page:

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.logs.journal import Journal
-from monarch_nb.logs.last_lines import last_lines, plain
-from monarch_nb.logs.marks import DISPLAY, ERR, OUT, TEXT
-from monarch_nb.logs.spool import Spool
+from monarch_nb.logs.spool import DISPLAY, ERR, OUT, TEXT, Spool, last_lines, plain
 from monarch_nb.runtime.output import displays as module
-from monarch_nb.runtime.output.displays import BURST, MOST, Displays
-from monarch_nb.runtime.output.forms import forms_of
+from monarch_nb.runtime.output.displays import BURST, MOST, Displays, forms_of
 from monarch_nb.wire import Display, decode_display, encode_display
 
 PNG = b"\x89PNG\r\n\x1a\n"

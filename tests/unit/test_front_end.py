@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.views import bundle
-from monarch_kernel.views.bundle import LARGEST, LARGEST_PANEL, STATIC, VIEWS, script, style
+from monarch_kernel.views import VIEWS as ALL_VIEWS
+from monarch_kernel.views import live
+from monarch_kernel.views.live import BUNDLES, LARGEST, LARGEST_PANEL, STATIC, script, style
 from monarch_kernel.views.profiles import PROFILES
-from monarch_kernel.views.registry import VIEWS as ALL_VIEWS
 from monarch_kernel.views.widgets import widget_base, widget_class
 
 pytestmark = pytest.mark.sources
@@ -31,11 +31,11 @@ def test_front_end_tests_pass_and_bundles_match_their_sources(target: str) -> No
 
 
 def test_there_is_a_bundle_for_each_view_and_nothing_else() -> None:
-    bundles = {f"{view}.{kind}" for view in VIEWS for kind in ("js", "css")}
+    bundles = {f"{view}.{kind}" for view in BUNDLES for kind in ("js", "css")}
     assert {path.name for path in STATIC.iterdir()} == bundles | {"uPlot.LICENSE"}
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", BUNDLES)
 def test_a_bundle_is_one_module_that_node_takes(view: str, tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:
@@ -48,7 +48,7 @@ def test_a_bundle_is_one_module_that_node_takes(view: str, tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (0, "function\n"), done.stderr
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", BUNDLES)
 def test_a_bundle_is_small_and_fetches_nothing(view: str) -> None:
     text = (script(view) + style(view)).replace(SVG, "")
     assert len(text.encode()) <= (LARGEST_PANEL if view == "panel" else LARGEST)
@@ -61,7 +61,7 @@ def test_a_bundle_is_small_and_fetches_nothing(view: str) -> None:
 def test_without_the_bundles_there_are_no_widgets_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bundle, "STATIC", tmp_path)
+    monkeypatch.setattr(live, "STATIC", tmp_path)
     assert widget_base() is None
     assert "`make setup`" in caplog.text
 
@@ -69,8 +69,8 @@ def test_without_the_bundles_there_are_no_widgets_and_it_is_said(
 def test_each_view_is_a_widget_with_its_own_module_and_style() -> None:
     base = widget_base()
     widgets = {view.name: widget_class(base, view)() for view in (*ALL_VIEWS, PROFILES)}
-    assert set(widgets) == set(VIEWS)
+    assert set(widgets) == set(BUNDLES)
     assert {view: (widget._esm, widget._css) for view, widget in widgets.items()} == {
-        view: (script(view), style(view)) for view in VIEWS
+        view: (script(view), style(view)) for view in BUNDLES
     }
-    assert len({widget._anywidget_id for widget in widgets.values()}) == len(VIEWS)  # a page keeps one sheet for each
+    assert len({widget._anywidget_id for widget in widgets.values()}) == len(BUNDLES)  # a page keeps one sheet for each

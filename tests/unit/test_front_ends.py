@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel import show
-from monarch_kernel.front_ends import (
+from monarch_kernel.doctor import (
     COLAB,
     HUB,
     KAGGLE,
@@ -24,7 +24,7 @@ from monarch_kernel.front_ends import (
     panel_installed,
     recognised,
 )
-from monarch_kernel.front_ends import FrontEndFacts as Facts
+from monarch_kernel.doctor import FrontEndFacts as Facts
 from monarch_nb.lifecycle.unhandled import in_marimo
 from monarch_nb.mesh import this_host
 from monarch_nb.testing import cluster

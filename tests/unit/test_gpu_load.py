@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from monarch_nb.gpu import GpuLoad, load, use
-from monarch_nb.gpu.nvml import load_by_nvml
+from monarch_nb.gpu.driver import load_by_nvml
 from monarch_nb.gpu.pretence import PretenceDriver
 from monarch_nb.store import activity
 

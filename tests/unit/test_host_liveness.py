@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.host.procs import liveness
-from monarch_nb.host.procs.child import Child
+from monarch_nb.host.procs.children import Child
 from monarch_nb.host.procs.liveness import LivenessMonitor
 from monarch_nb.host.protocol import ProcSpec, Responsiveness
 from monarch_nb.wire import Verb

@@ -18,19 +18,16 @@ from typing import Any
 import pytest
 
 from monarch_nb.host import folders
-from monarch_nb.host.leases import Idleness, OwnerLeases
 from monarch_nb.host.loop import Loop
-from monarch_nb.host.procs import exits
+from monarch_nb.host.mesh_leases import Idleness, OwnerLeases
 from monarch_nb.host.procs.channel import ProcChannel
-from monarch_nb.host.procs.cold import binding_prefix
 from monarch_nb.host.procs.environment import HELD_BACK, held_back, overlaid, reason_for_cold_start, wanted_threads
-from monarch_nb.host.procs.forker import Forker
+from monarch_nb.host.procs.forker import Forker, SpareProcs, binding_prefix
 from monarch_nb.host.procs.proc_main import forget_folders
-from monarch_nb.host.procs.reaper import Reaper
-from monarch_nb.host.procs.spares import SpareProcs
+from monarch_nb.host.procs.reaper import OomCounter, Reaper, exit_reason, last_lines, last_words
 from monarch_nb.host.procs.template import _serve
 from monarch_nb.host.protocol import KeepSpares
-from monarch_nb.logs.marks import ERR, TEXT
+from monarch_nb.logs.spool import ERR, TEXT
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -150,17 +147,17 @@ def test_owners_are_asked_after_four_times_in_a_lease() -> None:
 
 
 def test_the_words_for_an_end_are_those_people_search_for() -> None:
-    assert "the process this actor was running on failed: Killed(sig=9)" in exits.reason(None, 9)
-    assert "out of memory" in exits.reason(None, 9, oom=True)
-    assert exits.reason(3, None).endswith("failed: Exited(code=3)")
+    assert "the process this actor was running on failed: Killed(sig=9)" in exit_reason(None, 9)
+    assert "out of memory" in exit_reason(None, 9, oom=True)
+    assert exit_reason(3, None).endswith("failed: Exited(code=3)")
 
 
 def test_last_lines_of_a_long_log_are_the_last(tmp_path: Path) -> None:
     base = tmp_path / "p0.0.0"
     (tmp_path / f"p0.0.0{TEXT}").write_bytes(b"\xff early\n" * 100_000 + b"a\n")
     (tmp_path / f"p0.0.0{ERR}").write_bytes(b"b\n")
-    assert exits.last_lines(str(base), 2) == ("a", "b")
-    assert exits.last_lines(str(tmp_path / "none")) == ()
+    assert last_lines(str(base), 2) == ("a", "b")
+    assert last_lines(str(tmp_path / "none")) == ()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +168,7 @@ def test_each_kill_for_memory_explains_one_end(tmp_path: Path, line: str, file: 
     counter = tmp_path / file
     counter.parent.mkdir(parents=True)
     counter.write_text("oom 4\noom_kill 1\n")
-    oom = exits.OomCounter(tmp_path, tmp_path / "cgroup")
+    oom = OomCounter(tmp_path, tmp_path / "cgroup")
     assert not oom.struck()
     counter.write_text("oom 7\noom_kill 4\n")
     assert [oom.struck() for _ in range(4)] == [True, True, True, False]  # each kill explains one end
@@ -182,7 +179,7 @@ def test_a_kill_for_memory_of_long_ago_is_no_verdict(tmp_path: Path) -> None:
     counter = tmp_path / "job" / "memory.events"
     counter.parent.mkdir()
     counter.write_text("oom_kill 1\n")
-    oom = exits.OomCounter(tmp_path, tmp_path / "cgroup")
+    oom = OomCounter(tmp_path, tmp_path / "cgroup")
     counter.write_text("oom_kill 2\n")
     oom.look(100.0)
     assert oom.struck()  # a moment ago: the process may just be ending
@@ -196,7 +193,7 @@ def test_without_a_control_group_the_machine_tells_of_kills_for_memory(tmp_path:
     (tmp_path / "cgroup").write_text("0::/\n")
     machine = tmp_path / "vmstat"
     machine.write_text("oom_kill 3\n")
-    oom = exits.OomCounter(tmp_path, tmp_path / "cgroup", machine)
+    oom = OomCounter(tmp_path, tmp_path / "cgroup", machine)
     machine.write_text("oom_kill 4\n")
     assert oom.struck()
     assert not oom.struck()
@@ -214,7 +211,7 @@ def test_the_crashed_thread_is_separated_from_the_last_lines(tmp_path: Path) -> 
     ]
     (tmp_path / f"p{TEXT}").write_text("before\n")
     (tmp_path / f"p{ERR}").write_text("\n".join([*stack, "", "Extension modules: x"]) + "\n")
-    lines, dump = exits.last_words(str(tmp_path / "p"))
+    lines, dump = last_words(str(tmp_path / "p"))
     assert lines == ("before",)
     assert dump == ("Fatal Python error: Segmentation fault", "Current thread 0x2:", "  File b")
 

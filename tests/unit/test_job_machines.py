@@ -3,7 +3,7 @@
 import pytest
 
 from monarch_nb.job import Agent, Running
-from monarch_nb.job.ssh.places import refusal, unused
+from monarch_nb.job.ssh.adapter import refusal, unused
 
 pytestmark = pytest.mark.timeout(20)
 OPTIONS = {"machines": {"trainers": ["a", "b", "b"], "loaders": ["c"]}, "more": ["d", "b"]}

@@ -3,8 +3,8 @@
 import pytest
 
 from monarch_nb.job import Agent, Running
-from monarch_nb.job.kinds import adapter_of
-from monarch_nb.job.ssh.places import read_machine
+from monarch_nb.job.adapter import adapter_of
+from monarch_nb.job.ssh.machine import read_machine
 
 pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb.job.ssh.adapter import addresses
 from monarch_nb.job.ssh.machine import ConnectionState
-from monarch_nb.job.ssh.places import addresses
 
 
 def test_a_cut_connection_is_retried_at_growing_intervals_with_its_error() -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # From the ground up; packages and single modules of monarch_nb. A module that is not named is part of the public face.
 ROWS = (
-    ("_package", "_imported", "_parsing", "_private"),  # modules that import nothing of ours
+    ("_deferred", "_package", "_parsing", "_private"),  # modules that import nothing of ours
     ("settings", "gpu"),  # what every layer reads: time-outs and limits; `config` is its public face
     ("shape", "wire"),
     ("routing",),
@@ -149,7 +149,7 @@ def test_every_module_imports_only_from_its_row_or_above() -> None:
 LARGEST_CIRCLE = 3  # files
 LARGEST_PACKAGE = 30  # modules of its own, without those of packages in it
 LONGEST_MODULE = 600  # lines; a longer one is to be split
-USUAL_MODULE = 150  # the median
+USUAL_MODULE = 250  # the median
 
 
 def graph() -> dict[str, set[str]]:
@@ -238,10 +238,10 @@ def test_only_tests_import_tests() -> None:
         ("monarch_nb.host.agent", "monarch_nb.mesh.proc", True),
         ("monarch_nb.runtime.loop", "monarch_nb.host.agent", False),
         ("monarch_nb.rdma.buffer", "monarch_nb.mesh.proc", True),
-        ("monarch_nb.rdma.buffer", "monarch_nb.job.local", False),
+        ("monarch_nb.rdma.buffer", "monarch_nb.job.process", False),
         ("monarch_nb.connect.hosts", "monarch_nb.mesh.host", True),
         ("monarch_nb.mesh.host", "monarch_nb.lifecycle.proc_spawn", False),
-        ("monarch_nb.code.workspace", "monarch_nb.connect.routes", False),
+        ("monarch_nb.code.reload", "monarch_nb.connect.routes", False),
         ("monarch_nb.mesh.proc", "monarch_nb.actor.Actor", False),
         ("monarch_nb.mesh.proc", "monarch_nb.Extent", False),
         ("monarch_nb.actor", "monarch_nb.rdma", True),

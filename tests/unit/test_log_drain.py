@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
+from monarch_nb.logs.lines import Written
 from monarch_nb.logs.mesh_logs import only_call
-from monarch_nb.logs.process_log import ACKNOWLEDGED, ProcessLog
-from monarch_nb.logs.receiver import FORMER, INCARNATIONS, Drain, LogReceiver
+from monarch_nb.logs.receiver import ACKNOWLEDGED, FORMER, INCARNATIONS, Drain, LogReceiver, ProcessLog
 from monarch_nb.logs.verbs import TAIL, Follow, LogBlock, LogChunk, Took
-from monarch_nb.logs.written import Written
-from monarch_nb.runtime.tables import LogPositions
+from monarch_nb.runtime.actors.hosting import LogPositions
 from monarch_nb.wire import Verb
 
 pytestmark = pytest.mark.timeout(30)

@@ -9,8 +9,8 @@ import pytest
 
 from monarch_nb.logs import Line, Written, merged
 from monarch_nb.logs.forwarding import Forwarding, Windows
-from monarch_nb.logs.options import LogOption, LogOptions
-from monarch_nb.logs.sources import Sources, mesh_of, rank_of
+from monarch_nb.logs.lines import Sources, mesh_of, rank_of
+from monarch_nb.logs.mesh_logs import LogOption, LogOptions
 from monarch_nb.settings import settings
 from tests.unit.log_tools import Cluster
 

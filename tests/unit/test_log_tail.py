@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from monarch_nb.logs.tail import BEHIND_S, FULL, RECENT, WINDOW, LogMessages, Sending, Tail
+from monarch_nb.logs.tailer import BEHIND_S, FULL, RECENT, WINDOW, LogMessages, Sending, Tail
 from monarch_nb.logs.verbs import LogBlock, LogChunk
 
 pytestmark = pytest.mark.timeout(60)

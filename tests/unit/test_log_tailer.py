@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.logs import tail
-from monarch_nb.logs.marks import ERR, OUT, TEXT, Mark
-from monarch_nb.logs.tailer import LogTailer
+from monarch_nb.logs.spool import ERR, OUT, TEXT, Mark
+from monarch_nb.logs.tailer import WINDOW, LogTailer
 from monarch_nb.logs.verbs import PROC_LOG, LogChunk, LogChunks
 from monarch_nb.wire import Verb
 
@@ -90,13 +89,13 @@ def test_following_may_begin_later_and_in_the_middle(host: Host) -> None:
 
 
 def test_pieces_are_small_and_idle_readers_get_a_window_of_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "BEHIND_S", 0.05)
+    monkeypatch.setattr("monarch_nb.logs.tailer.BEHIND_S", 0.05)
     host.tailer.follow(ADDRESS, "h/c", 0)
     host.write((b"x" * 1000 + b"\n") * 2000)
     host.tailer.ended(ADDRESS)
     chunks = host.until(lambda chunks: bool(chunks) and chunks[-1].ended)
     assert max(len(chunk.data) for chunk in chunks) <= 2 * 64 * 1024
-    assert len(text(chunks)) < tail.WINDOW + 4 * 64 * 1024
+    assert len(text(chunks)) < WINDOW + 4 * 64 * 1024
     assert text(chunks).count(b"\n") + sum(chunk.skipped for chunk in chunks) == 2000
     assert host.log_file.read_text() == ("x" * 1000 + "\n") * 2000
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.logs import LogRecord, Logs
-from monarch_nb.logs.options import LogOption
+from monarch_nb.logs.mesh_logs import LogOption
 from monarch_nb.logs.view import MOST_WAITING, LogFilter, LogReader, level_of, since_of
 from monarch_nb.mesh.mesh_events import MeshHealed
 from monarch_nb.shape import Point

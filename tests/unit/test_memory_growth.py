@@ -6,7 +6,7 @@ import pytest
 from monarch_nb.diagnosis.memory import is_steady, judge_growth, judge_memory
 from monarch_nb.diagnosis.memory_rank import Growth, MemoryGrowth
 from monarch_nb.diagnosis.verbs import GpuMemory, ProcessMemory, TensorsAlike
-from monarch_nb.host.procs.child import MemoryReadings
+from monarch_nb.host.procs.children import MemoryReadings
 from monarch_nb.wire import size_text
 
 MB = 1 << 20

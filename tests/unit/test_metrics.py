@@ -7,9 +7,8 @@ from typing import Any
 from monarch_nb.mesh.mesh_events import OwnerChanged
 from monarch_nb.shape import Extent
 from monarch_nb.telemetry import Metrics
-from monarch_nb.telemetry.points import MOST, Points
-from monarch_nb.telemetry.series import FORMER, MOST_VALUES, MetricPoint, Series
-from monarch_nb.telemetry.verbs import MetricPoints
+from monarch_nb.telemetry.points import FORMER, MOST, MOST_VALUES, Points, Series
+from monarch_nb.telemetry.verbs import MetricPoint, MetricPoints
 
 
 def point(value: float, rank: int = 0, mesh: str = "a1", name: str = "loss") -> MetricPoint:

@@ -2,11 +2,10 @@
 
 import pytest
 
-from monarch_nb.logs.lines import briefly
+from monarch_nb.logs.lines import Written, briefly
 from monarch_nb.logs.overwriting import UP, overwritten
-from monarch_nb.logs.process_log import LineBuffer, ProcessLog
+from monarch_nb.logs.receiver import LineBuffer, ProcessLog
 from monarch_nb.logs.verbs import LogBlock, LogChunk
-from monarch_nb.logs.written import Written
 from monarch_nb.shape import Extent
 from monarch_nb.shape.places import places, places_of, spans
 

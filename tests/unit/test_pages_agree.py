@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.views.registry import VIEWS
+from monarch_kernel.views import VIEWS
 from monarch_nb._parsing import parsed
 from monarch_nb.cli import main
 from monarch_nb.job import kinds
-from monarch_nb.job.kinds import adapter_of
+from monarch_nb.job.adapter import adapter_of
 from monarch_nb.settings import KEYS, parse_duration
 
 pytestmark = pytest.mark.timeout(60)

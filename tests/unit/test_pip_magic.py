@@ -6,7 +6,7 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_kernel.packages import PackageMagics, _split
+from monarch_kernel.magics import PackageMagics, _split_pip
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -23,9 +23,9 @@ def test_lines_without_a_mesh_are_ipythons_after_repeated_loading() -> None:
 
 
 def test_the_mesh_and_the_words_are_read() -> None:
-    assert _split("install 'a b' --mesh w -U") == ("w", ["install", "a b", "-U"])
-    assert _split("install x --mesh=w") == ("w", ["install", "x"])
+    assert _split_pip("install 'a b' --mesh w -U") == ("w", ["install", "a b", "-U"])
+    assert _split_pip("install x --mesh=w") == ("w", ["install", "x"])
     with pytest.raises(UsageError, match="which mesh"):
-        _split("install x --mesh")
+        _split_pip("install x --mesh")
     with pytest.raises(UsageError, match="No closing quotation"):
-        _split("install 'x --mesh w")
+        _split_pip("install 'x --mesh w")

@@ -10,7 +10,7 @@ from torch.distributed.tensor import placement_types as pt
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 from monarch_nb.tensor.placement import Partial, Placement, Replicate, Shard, kind_of, place, text_of
-from monarch_nb.tensor.placement.grid import grid_of
+from monarch_nb.tensor.placement.text import grid_of
 
 pytestmark = pytest.mark.timeout(60)
 MESH = ("data", "model")

@@ -14,13 +14,19 @@ from typing import Any
 import pytest
 
 from monarch_kernel.display.profile import flame_graph
-from monarch_nb.profiling.groups import differences, grouped
+from monarch_nb.profiling.groups import (
+    ProfileSamples,
+    RankProfile,
+    Stack,
+    differences,
+    grouped,
+    recursion_folded,
+    tree,
+    users_part,
+)
 from monarch_nb.profiling.measuring import RankTrace, merged_trace
 from monarch_nb.profiling.result import Profile, folded, speedscope
-from monarch_nb.profiling.sampler import MOST_STACKS, Sampler
-from monarch_nb.profiling.samples import ProfileSamples, RankProfile, Stack
-from monarch_nb.profiling.stacks import Stacks, Step
-from monarch_nb.profiling.tree import recursion_folded, tree, users_part
+from monarch_nb.profiling.sampler import MOST_STACKS, Sampler, Stacks, Step
 from monarch_nb.profiling.verbs import Samples, StackFrame, Weight
 from monarch_nb.shape import Extent
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from monarch_nb.rdma.handle import ProcessIdentity
 from monarch_nb.rdma.puts import Copies, Location, starts
+from monarch_nb.rdma.verbs import ProcessIdentity
 
 pytestmark = pytest.mark.timeout(60)
 HERE, THERE = ProcessIdentity("a", 1, 10), ProcessIdentity("b", 1, 20)

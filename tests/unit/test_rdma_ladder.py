@@ -7,9 +7,9 @@ import pytest
 import monarch_nb
 from monarch_nb.connect import shutdown
 from monarch_nb.rdma import RDMABuffer
-from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.mover_registry import MOVERS, register
+from monarch_nb.rdma.errors import Limit
 from monarch_nb.rdma.movers import Move
+from monarch_nb.rdma.routes import MOVERS, register
 from monarch_nb.rdma.service import RdmaService
 
 pytestmark = pytest.mark.timeout(60)

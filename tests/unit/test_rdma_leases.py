@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from monarch_nb.rdma.fabric import Fabric, Span
-from monarch_nb.rdma.leases import MemoryLeases
 from monarch_nb.rdma.memory import Memory, memory_of
+from monarch_nb.rdma.movers.nixl import MemoryLeases
 from monarch_nb.rdma.regions import OfferedRegion, Regions
 from monarch_nb.rdma.verbs import LeaseRequest, ReleaseMemoryLease, RenewMemoryLease
 from tests.polling import until

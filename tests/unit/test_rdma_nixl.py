@@ -8,14 +8,12 @@ from typing import Any, cast
 import pytest
 
 from monarch_nb.rdma import BufferDroppedError, OwnerLostError
-from monarch_nb.rdma.errors import owner_lost
+from monarch_nb.rdma.errors import Limit, owner_lost
 from monarch_nb.rdma.fabric import Fabric, LinkCutError, Span, Transfer
-from monarch_nb.rdma.handle import BufferHandle, own_identity
-from monarch_nb.rdma.leases import LeaseClient
-from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory, memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move, nixl
-from monarch_nb.rdma.verbs import LeaseReply, LeaseRequest, TransferOutcome
+from monarch_nb.rdma.movers.nixl import LeaseClient
+from monarch_nb.rdma.verbs import BufferHandle, LeaseReply, LeaseRequest, TransferOutcome, own_identity
 from monarch_nb.runtime import Future, pending_future, resolve_future
 
 pytestmark = pytest.mark.timeout(20)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monarch_nb.rdma.errors import TransferCancelledError
-from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.errors import Limit, TransferCancelledError
 from monarch_nb.rdma.memory import Memory, Ranges, memory_of
 from monarch_nb.rdma.regions import Regions, for_reading_only, writing
 

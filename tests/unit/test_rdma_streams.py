@@ -7,15 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError
-from monarch_nb.rdma.handle import BufferHandle, ProcessIdentity, own_identity
-from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.listener import BulkListener
+from monarch_nb.rdma.errors import BufferDroppedError, Limit, OwnerLostError
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move
-from monarch_nb.rdma.movers.streams import Streams
+from monarch_nb.rdma.movers.streams import BulkListener, Streams
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.verbs import StreamAddresses
+from monarch_nb.rdma.verbs import BufferHandle, ProcessIdentity, StreamAddresses, own_identity
 from monarch_nb.rdma.wire import Key, client_stream, server_stream
 
 pytestmark = pytest.mark.timeout(60)

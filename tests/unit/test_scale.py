@@ -11,8 +11,9 @@ from monarch_nb.actor import ActorError
 from monarch_nb.collectives import service
 from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS
 from monarch_nb.config import configured
-from monarch_nb.connect import joining, shutdown
-from monarch_nb.connect.joining import accept_hosts
+from monarch_nb.connect import hosts as attached_hosts
+from monarch_nb.connect import shutdown
+from monarch_nb.connect.hosts import accept_hosts
 from monarch_nb.lifecycle import interrupts
 from monarch_nb.lifecycle.interrupts import doing, interrupted
 from monarch_nb.runtime import DOING, INTERRUPT
@@ -30,7 +31,7 @@ def costs() -> Iterator[dict[str, tuple[Cost, Cost]]]:
     """All costs, with 10 hosts and with 40; without beats, which would come at random."""
     shutdown()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joining, "_BEAT_S", 1e6)
+        patch.setattr(attached_hosts, "_BEAT_S", 1e6)
         few, many = measure(10), measure(40)
     yield {small.what: (small, large) for small, large in zip(few.costs, many.costs, strict=True)}
     shutdown()

@@ -2,8 +2,8 @@
 
 import pytest
 
+from monarch_nb.tensor.simulated.simulator import trace_events
 from monarch_nb.tensor.simulated.timeline import SimulatedTimeline, groups, labels, ranks_named
-from monarch_nb.tensor.simulated.trace import events
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -71,7 +71,7 @@ def test_views_take_no_time_and_are_not_in_the_trace() -> None:
     timeline = SimulatedTimeline()
     timeline.operate((0,), "main", "aten.view", None)
     timeline.operate((0,), "main", "aten.ones", None)
-    shown = [event["name"] for event in events(timeline, "stream_only", grouped=False) if event["ph"] == "X"]
+    shown = [event["name"] for event in trace_events(timeline, "stream_only", grouped=False) if event["ph"] == "X"]
     assert (timeline.elapsed, shown) == (10, ["aten.ones"])
 
 
@@ -80,7 +80,7 @@ def test_ranks_that_do_the_same_are_shown_together() -> None:
     timeline.operate((0, 1, 2), "main", "aten.mm", None)
     timeline.operate((1,), "main", "aten.mm", None)
     assert [ranks_named(ranks) for ranks in groups(timeline)] == ["ranks 0, 2", "rank 1"]
-    named = [event["args"] for event in events(timeline, "stream_only", grouped=True) if event["ph"] == "M"]
+    named = [event["args"] for event in trace_events(timeline, "stream_only", grouped=True) if event["ph"] == "M"]
     assert named == [{"name": name} for name in ("ranks 0, 2", "main", "rank 1", "main")]
 
 

@@ -11,11 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.logs import marks
 from monarch_nb.logs.journal import ForgivingText, Journal
-from monarch_nb.logs.last_lines import last_lines
-from monarch_nb.logs.marks import DISPLAY, ERR, OUT, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
-from monarch_nb.logs.spool import PATIENCE_S, Spool
+from monarch_nb.logs.spool import (
+    DISPLAY,
+    ERR,
+    OUT,
+    PATIENCE_S,
+    STDERR,
+    STDOUT,
+    TEXT,
+    UNCLAIMED,
+    Mark,
+    Spool,
+    decode_mark,
+    last_lines,
+)
 from monarch_nb.logs.tailer import LogFile
 from monarch_nb.logs.verbs import LogBlock
 from monarch_nb.runtime.output.displays import displays
@@ -41,12 +51,12 @@ def take(spool: Spool, **options: object) -> list[tuple[int, str, bytes]]:
 
 def test_marks_survive_being_written_and_garbage_is_none() -> None:
     mark = Mark(1.5, 2, 30, "h/c:1", 10, 20, "h/c:2")
-    assert marks.decode(mark.encode()[:-1]) == mark
+    assert decode_mark(mark.encode()[:-1]) == mark
     empty = mark._replace(call="", raw_call="")
-    assert marks.decode(empty.encode()[:-1]) == empty
+    assert decode_mark(empty.encode()[:-1]) == empty
     for garbage in (b"", b"\x1e", b"\x1e1.5 2 30", b"\x1ex 2 3 4 5 - -", b"\x1e1 7 0 0 0 - -", b"\x1e1 1 0 -1 0 - -"):
-        assert marks.decode(garbage) is None
-    assert marks.decode(b"\x1e" + bytes(range(256))) is None
+        assert decode_mark(garbage) is None
+    assert decode_mark(b"\x1e" + bytes(range(256))) is None
 
 
 def test_text_and_raw_output_keep_their_order_and_calls(base: str) -> None:

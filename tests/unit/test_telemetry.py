@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_nb import config
-from monarch_nb.runtime.spans import instrumented
+from monarch_nb.runtime.recorder import instrumented
 from monarch_nb.telemetry import get_meter, span, traced
 
 pytestmark = pytest.mark.timeout(60)

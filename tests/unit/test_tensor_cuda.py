@@ -10,8 +10,7 @@ import torch
 import torch.multiprocessing
 from torch.distributed.tensor import Replicate, Shard
 
-from monarch_nb.tensor.groups import staging
-from monarch_nb.tensor.groups.world import _backend_of
+from monarch_nb.tensor.groups.world import Staging, _backend_of, _stage
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator
 from monarch_nb.tensor.propagation.world import World, imagining
 
@@ -53,7 +52,7 @@ def _of_rank(rank: int, port: int, results: Any) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{port}")
     name, operations = dist.group.WORLD.group_name, torch.ops._c10d_functional
     own = torch.arange(4.0) + rank
-    staged = lambda operation, *args, **kwargs: staging._stage(operation.default)(*args, **kwargs)  # noqa: E731
+    staged = lambda operation, *args, **kwargs: _stage(operation.default)(*args, **kwargs)  # noqa: E731
     room, changed = torch.zeros(8), own.clone()
     outputs = {
         "all_reduce": staged(operations.all_reduce, own, "sum", name),
@@ -95,7 +94,7 @@ def test_staged_collectives_give_what_gloo_gives() -> None:
 
 def test_staging_kernels_last_until_the_end_of_a_generation() -> None:
     has = lambda: torch._C._dispatch_has_kernel_for_dispatch_key("_c10d_functional::all_reduce", "CUDA")  # noqa: E731
-    kernels = staging.Staging()
+    kernels = Staging()
     assert has()
     kernels.end()
     kernels.end()

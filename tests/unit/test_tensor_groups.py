@@ -12,10 +12,9 @@ import pytest
 
 from monarch_nb.collectives.connections import CAN_CUT, Connections
 from monarch_nb.tensor.checkpoints import workers as folders
-from monarch_nb.tensor.failure import Failure, ranks_text
 from monarch_nb.tensor.groups.coordinator import COLLECTIVE_WAIT_S, MAX_BEHIND_S, FailedOperation, Verdict
-from monarch_nb.tensor.groups.member import Membership
-from monarch_nb.tensor.verbs import GoOn, RankFailed
+from monarch_nb.tensor.groups.world import Membership
+from monarch_nb.tensor.verbs import Failure, GoOn, RankFailed, ranks_text
 
 pytestmark = pytest.mark.timeout(20)
 

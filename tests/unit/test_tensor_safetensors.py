@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from monarch_nb.tensor.safetensors import read_part, stored_in
+from monarch_nb.tensor.checkpoints.checkpoints import read_part, stored_in
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from monarch_nb.tensor.origin import call_site, origin_of
+from monarch_nb.tensor.errors import call_site, origin_of
 from monarch_nb.tensor.propagation import MeshLayout
 from monarch_nb.tensor.sharding import placements_of
 

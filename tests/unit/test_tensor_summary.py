@@ -12,10 +12,10 @@ from monarch_kernel.display.tensors import module_html, module_text, tensors_htm
 from monarch_kernel.tensors import TensorListing
 from monarch_nb.store import ClusterState
 from monarch_nb.store import events as e
-from monarch_nb.tensor.origin import ProgramLine
+from monarch_nb.tensor.errors import ProgramLine
 from monarch_nb.tensor.propagation import MeshLayout, Meta
+from monarch_nb.tensor.references import LiveTensor, Moved, Synchronised
 from monarch_nb.tensor.summary import Movement, Summary, busy_text, by_dimension, live_bytes, moved_text, summary_of
-from monarch_nb.tensor.table import LiveTensor, Moved, Synchronised
 from monarch_nb.tensor.verbs import MemoryUsed, Spent
 
 pytestmark = pytest.mark.timeout(60)

@@ -15,7 +15,7 @@ from monarch_nb.profiling import recording
 from monarch_nb.profiling import rows as rows_module
 from monarch_nb.profiling.recording import drawn_together
 from monarch_nb.profiling.rows import TimelineRows
-from monarch_nb.profiling.trace_events import chrome_trace
+from monarch_nb.profiling.timelines import chrome_trace
 from monarch_nb.profiling.verbs import Recorded, RecordedCall, RecordedSpan
 from tests.polling import until
 

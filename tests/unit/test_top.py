@@ -17,9 +17,9 @@ from monarch_nb.cli import main
 from monarch_nb.store import Store
 from monarch_nb.store import events as e
 from monarch_nb.top import connection as files
+from monarch_nb.top.connection import Watching
 from monarch_nb.top.rows import HEADS, ViewChoice, cells, rows, summary
 from monarch_nb.top.server import StoreServer
-from monarch_nb.top.watching import Watching
 from tests.polling import until
 
 pytestmark = pytest.mark.timeout(60)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_nb.transport import streams
-from monarch_nb.transport.bursts import APART_S, LARGEST, LONGEST_S, MOST, SINGLE_WRITES, Burst
-from monarch_nb.transport.reader import Reader
+from monarch_nb.transport.reader import APART_S, LARGEST, LONGEST_S, MOST, SINGLE_WRITES, Burst, Reader
 from monarch_nb.transport.streams import UnixStream
 from tests.effort import tries
 

@@ -7,7 +7,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from monarch_nb.transport.channels import DialledChannel, InboundChannel
+from monarch_nb.transport.connection import DialledChannel, InboundChannel
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.tcp import sockets
 

@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.transport import TransportError
-from monarch_nb.transport.listener import UnixListener
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.streams import Message, UnixStream, dial
+from monarch_nb.transport.streams import Message, UnixListener, UnixStream, dial
 from tests.effort import tries
 from tests.polling import until
 from tests.unit.transport_tools import End, ends, run_folder

@@ -14,7 +14,7 @@ from monarch_nb.diagnosis import unwatched
 from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, StackLine
 from monarch_nb.host import mesh_files, run_findings
 from monarch_nb.host.mesh_files import HostRoute, MeshFile
-from monarch_nb.host.procs.child import Child
+from monarch_nb.host.procs.children import Child
 from monarch_nb.host.protocol import Exited, ProcSample, ProcSamples, ProcSpec, RunFinding, Unwatched
 from monarch_nb.host.run_findings import RunFindings, added, of_all_hosts
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from monarch_kernel.views.histories import PARTS, common_lines
+from monarch_kernel.views.curves import PARTS, common_lines
 from monarch_nb.store.history import LONG_S, MOST_SAMPLES, PART_S, UsageHistory, UsageSample, common
 from monarch_nb.telemetry.histories import MEASURES
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.views import channel
+from monarch_kernel.views import VIEWS, channel
 from monarch_kernel.views.channel import LARGEST, LONGEST, ViewChannel, pieces
 from monarch_kernel.views.live import LiveViews
-from monarch_kernel.views.registry import VIEWS
 from monarch_kernel.views.view import View
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import current_runtime

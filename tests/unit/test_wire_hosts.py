@@ -3,7 +3,7 @@
 import pytest
 
 from monarch_nb.supervision import Cause, HealError, MeshFailure, SupervisionError
-from monarch_nb.wire import ActorError, begin_host_names, decode_exception, encode_exception, host_name, hosts
+from monarch_nb.wire import ActorError, address, begin_host_names, decode_exception, encode_exception, host_name
 from monarch_nb.wire import exception_text as described
 from monarch_nb.wire import with_host_names as named
 
@@ -15,8 +15,8 @@ class Lookup(Exception): ...  # of a program's own: it may have an id as data
 
 @pytest.fixture(autouse=True)
 def no_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "_names", None)
-    monkeypatch.setattr(hosts, "_counts", {})
+    monkeypatch.setattr(address, "_names", None)
+    monkeypatch.setattr(address, "_counts", {})
 
 
 def become_controller() -> None:

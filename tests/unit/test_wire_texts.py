@@ -5,9 +5,9 @@ import time
 import msgspec
 import pytest
 
-from monarch_nb.debug import messages, records
+from monarch_nb.debug import records, verbs
 from monarch_nb.debug.session.values import value_of
-from monarch_nb.mesh.value_text import describe
+from monarch_nb.mesh.value import describe
 from monarch_nb.supervision import Cause, MeshFailure
 from monarch_nb.wire import (
     ActorError,
@@ -164,7 +164,7 @@ def test_records_of_other_processes_hold_no_commands():
         MeshFailure(mesh_name=COMMAND, cause=Cause(kind="exit", last_lines=(COMMAND,)), mesh_uid="m", also=(COMMAND,)),
         records.Frame(COMMAND, 3, COMMAND, COMMAND),
         records.Value(COMMAND, COMMAND),
-        messages.CommandOutcome(COMMAND, COMMAND),
+        verbs.CommandOutcome(COMMAND, COMMAND),
     ):
         assert not {"\x1b", "\x9b", "\x07"} & set(str(record)), record
         encoded = msgspec.msgpack.encode(record, enc_hook=str)

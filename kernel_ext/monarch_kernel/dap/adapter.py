@@ -5,16 +5,13 @@ No I/O: ranks, sources and the connection to front ends are passed in. Methods w
 
 from collections.abc import Callable
 
-from monarch_nb.debug import Stopped
-from monarch_nb.debug import messages as m
+from monarch_nb.debug import Stopped, verbs
 from monarch_nb.debug.records import Motion
 from monarch_nb.debug.render import FileName, named, pick, short
 
-from .cluster import ClusterRanks
-from .focus import LEAD, Focus
-from .gutter import Gutter, MarkOptions
+from .cluster import LEAD, ClusterRanks, Focus
+from .gutter import BreakableLines, Gutter, MarkOptions
 from .inspection import InspectionRequests, Message, RequestRefused
-from .lines import BreakableLines
 
 _MOTIONS: dict[str, Motion] = {"continue": "continue", "next": "over", "stepIn": "in", "stepOut": "out"}
 FILTERS = [
@@ -224,7 +221,7 @@ class Adapter:
 
     # -- resuming ------------------------------------------------------------------------------------------------------
 
-    def go(self, command: str, arguments: Message) -> tuple[tuple[Stopped, ...], list[m.CommandAnswer]]:
+    def go(self, command: str, arguments: Message) -> tuple[tuple[Stopped, ...], list[verbs.CommandAnswer]]:
         """Resumes or steps the ranks of a thread; returns these ranks and their answers."""
         targets = self.focus.targets(self.ranks.records(), int(arguments.get("threadId") or LEAD))
         if not targets:
@@ -232,9 +229,9 @@ class Adapter:
         by_depth: dict[int, list[Stopped]] = {}
         for record in targets:  # a step counts from the innermost frame, whichever is selected
             by_depth.setdefault(max(0, len(record.stack) - 1), []).append(record)
-        answers: dict[str, m.CommandAnswer] = {}
+        answers: dict[str, verbs.CommandAnswer] = {}
         for frame, records in by_depth.items():
-            replies = self.ranks.ask(records, m.Go(session="", motion=_MOTIONS[command], frame=frame))
+            replies = self.ranks.ask(records, verbs.Go(session="", motion=_MOTIONS[command], frame=frame))
             answers.update((record.session, answer) for record, answer in zip(records, replies, strict=True))
         errors = [answer.error for answer in answers.values() if answer.error]
         if len(errors) == len(answers):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monarch_nb.debug import Stopped
-from monarch_nb.debug.messages import CommandAnswer
+from monarch_nb.debug.verbs import CommandAnswer
 
 from .adapter import Adapter
 from .cluster import ClusterRanks

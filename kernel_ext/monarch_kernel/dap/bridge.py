@@ -14,8 +14,8 @@ from monarch_nb.debug.render import named
 from monarch_nb.runtime import Actor, Runtime
 from monarch_nb.settings import settings
 
-from ..files import cell_name
 from ..jupyter import (
+    cell_name,
     forward_own_events,
     keep_empty_lines,
     leave_threads_running,
@@ -27,8 +27,7 @@ from ..jupyter import (
 from .adapter import Adapter
 from .announcer import Announcer
 from .cluster import ClusterRanks
-from .handles import is_ours
-from .inspection import CellSources, Message, RequestRefused
+from .inspection import CellSources, Message, RequestRefused, is_ours
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

@@ -1,31 +1,76 @@
-"""Requests that inspect stopped ranks: threads, frames, variables, values, sources."""
+"""Requests that inspect stopped ranks: threads, frames, variables, values, sources; and the numbers of frames."""
 
 import html
+import itertools
 import linecache
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.debug import Stopped, Tensor, Value
-from monarch_nb.debug import messages as m
-from monarch_nb.debug.messages import CommandAnswer
+from monarch_nb.debug import Stopped, Tensor, Value, verbs
 from monarch_nb.debug.records import Variable
 from monarch_nb.debug.render import named, short
+from monarch_nb.debug.verbs import CommandAnswer
 
 from ..jupyter import cell_file, cell_files
-from .cluster import ClusterRanks
-from .focus import LEAD, Focus
-from .handles import FrameHandle, Handles
+from .cluster import LEAD, ClusterRanks, Focus
 
+FIRST_NUMBER = 1 << 28  # the kernel's own debugger counts from 1
 VARIABLES_S = 1.5  # for the values of variables: one whose repr takes longer is described by its type
 EVALUATE_S = 5.0
 MOST_RANKS = 64  # ranks whose values a rich view compares
 LONGEST = 4 << 20  # bytes of a file that are shown
 SCALARS = ("int", "float", "bool", "str")  # which JupyterLab shows by their values; all others by their types
-
-
 Message = dict[str, Any]
+
+
+def is_ours(number: object) -> bool:
+    """Returns whether a number is one of the mesh's adapter."""
+    return isinstance(number, int) and number >= FIRST_NUMBER
+
+
+@dataclass(frozen=True)
+class FrameHandle:
+    """A frame of a stop, or what a reference of it holds."""
+
+    session: str
+    stop: int  # which stop of the session
+    frame: int  # 0 is the outermost
+    reference: int = 0
+    edition: int = 0
+
+
+class Handles:
+    """Numbers of frames and references, in a range that no other debugger uses.
+
+    They stay the same while a rank is stopped and are dropped when it resumes.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(FIRST_NUMBER)
+        self._by_number: dict[int, FrameHandle] = {}
+        self._by_handle: dict[FrameHandle, int] = {}
+
+    def number(self, handle: FrameHandle) -> int:
+        """Returns the number of a frame or a reference."""
+        number = self._by_handle.get(handle)
+        if number is None:
+            number = self._by_handle[handle] = next(self._numbers)
+            self._by_number[number] = handle
+        return number
+
+    def get(self, number: object) -> FrameHandle | None:
+        """Returns the handle of a number, if it is still valid."""
+        return self._by_number.get(number) if isinstance(number, int) else None
+
+    def keep(self, records: Iterable[Stopped]) -> None:
+        """Drops the numbers of stops that have ended."""
+        stops = {(record.session, record.number) for record in records}
+        for number, handle in tuple(self._by_number.items()):
+            if (handle.session, handle.stop) not in stops:
+                del self._by_number[number], self._by_handle[handle]
 
 
 class RequestRefused(Exception):
@@ -99,7 +144,7 @@ class InspectionRequests:
                 return record, handle
         raise RequestRefused("the rank has gone on since")
 
-    def _ask(self, record: Stopped, command: m.Command) -> m.CommandAnswer:
+    def _ask(self, record: Stopped, command: verbs.Command) -> verbs.CommandAnswer:
         answer = self._ranks.ask([record], command)[0]
         if answer.error:
             raise RequestRefused(answer.error)
@@ -107,8 +152,8 @@ class InspectionRequests:
 
     def _scopes(self, arguments: Message) -> Message:
         record, handle = self._resolve(arguments.get("frameId"))
-        answer = self._ask(record, m.GetScopes(session="", frame=handle.frame))
-        scopes = answer.scopes if isinstance(answer, m.Scopes) else ()
+        answer = self._ask(record, verbs.GetScopes(session="", frame=handle.frame))
+        scopes = answer.scopes if isinstance(answer, verbs.Scopes) else ()
         return {
             "scopes": [
                 {
@@ -129,7 +174,7 @@ class InspectionRequests:
     def _variables(self, arguments: Message) -> Message:
         record, handle = self._resolve(arguments.get("variablesReference") or 0)
         start, count = int(arguments.get("start") or 0), int(arguments.get("count") or 0)
-        command = m.GetVariables(
+        command = verbs.GetVariables(
             session="", frame=handle.frame, reference=handle.reference, start=start, count=count, limit=VARIABLES_S
         )
         answer = self._ask(record, command)
@@ -146,10 +191,10 @@ class InspectionRequests:
     def _set_variable(self, arguments: Message) -> Message:
         record, handle = self._resolve(arguments.get("variablesReference") or 0)
         name, text = str(arguments.get("name") or ""), str(arguments.get("value") or "")
-        command = m.Assign(session="", frame=handle.frame, name=name, text=text, reference=handle.reference)
+        command = verbs.Assign(session="", frame=handle.frame, name=name, text=text, reference=handle.reference)
         return self._valued(self._ask(record, command), handle)
 
-    def _valued(self, answer: m.CommandAnswer, handle: FrameHandle) -> Message:
+    def _valued(self, answer: verbs.CommandAnswer, handle: FrameHandle) -> Message:
         value = answer.value
         return {
             "value": value.text if value is not None else "",
@@ -163,7 +208,9 @@ class InspectionRequests:
         record, handle = self._resolve(arguments.get("frameId"))
         types = str(arguments.get("context") or "repl") in ("repl", "clipboard")
         text = str(arguments.get("expression") or "")
-        command = m.Evaluate(session="", frame=handle.frame, text=text, statement=types, much=types, limit=EVALUATE_S)
+        command = verbs.Evaluate(
+            session="", frame=handle.frame, text=text, statement=types, much=types, limit=EVALUATE_S
+        )
         answer = self._ranks.ask([record], command)[0]
         if answer.error and not (types and self.client == "jupyterlab"):  # which shows no errors, only results
             raise RequestRefused(answer.error)
@@ -181,7 +228,7 @@ class InspectionRequests:
         if not (source.isidentifier() and target.isidentifier()):
             raise RequestRefused("copyToGlobals needs names of variables")
         text = f"globals()[{target!r}] = {source}"
-        self._ask(record, m.Evaluate(session="", frame=handle.frame, text=text, statement=True, limit=EVALUATE_S))
+        self._ask(record, verbs.Evaluate(session="", frame=handle.frame, text=text, statement=True, limit=EVALUATE_S))
         return {"value": target}
 
     def _rich_inspect_variables(self, arguments: Message) -> Message:
@@ -193,11 +240,11 @@ class InspectionRequests:
         ranks = [record, *group[: MOST_RANKS - 1]]
         depth = len(record.stack)
         ranks = [rank for rank in ranks if len(rank.stack) == depth]
-        command = m.GetVariables(session="", frame=handle.frame, names=(name,), limit=VARIABLES_S)
+        command = verbs.GetVariables(session="", frame=handle.frame, names=(name,), limit=VARIABLES_S)
         pairs = []
         for rank, answer in zip(ranks, self._ranks.ask(ranks, command), strict=True):
             value = answer.variables[0].value if answer.variables else None
-            pairs.append((rank, m.CommandAnswer(session=rank.session, value=value, error=answer.error)))
+            pairs.append((rank, verbs.CommandAnswer(session=rank.session, value=value, error=answer.error)))
         if pairs[0][1].value is None:
             return {"data": {}, "metadata": {}}
         return _rich(name, pairs)
@@ -216,9 +263,9 @@ class InspectionRequests:
             return {"content": text, "mimeType": "text/x-python"}
         for record in self._ranks.records():
             if any(frame.file == path for frame in record.stack):
-                answer = self._ask(record, m.GetSource(session="", file=path))
+                answer = self._ask(record, verbs.GetSource(session="", file=path))
                 return {
-                    "content": answer.content if isinstance(answer, m.SourceText) else "",
+                    "content": answer.content if isinstance(answer, verbs.SourceText) else "",
                     "mimeType": "text/x-python",
                 }
         raise RequestRefused(f"the source of {path} is not available")

@@ -1,16 +1,17 @@
-"""The debugger's magics: each reads its line and calls the library."""
+"""The debugger's magics: each reads its line and calls the library; and their results: text to read, data to use."""
 
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import line_cell_magic, line_magic, magics_class, no_var_expand
 
 from monarch_nb import debug
-from monarch_nb.debug import DebugError
+from monarch_nb.debug import Answers, DebugError
 from monarch_nb.debug.prompt import DebugPrompt, NoPrompt, WaitPrompt, converse
 from monarch_nb.debug.render import named
 from monarch_nb.debug.reproduce import SKIPPED
@@ -19,17 +20,60 @@ from monarch_nb.wire import ActorError, kind_of
 
 from ..arguments import check_options, read_names, read_place
 from ..completion import LineCompletion
-from ..files import cell_name
-from ..jupyter import give_back_underscores, line_magic_of
+from ..jupyter import cell_name, give_back_underscores, line_magic_of
 from ..session import Session, SessionMagics
 from ..tensors import workers_on
-from .results import CellResults, Listing, StoppedTable
 
 _BREAK = re.compile(r"(?P<location>\S+)(?:\s+if\s+(?P<condition>.+?))?\s+on\s+(?P<mesh>[^\d\W].*)", re.DOTALL)
-
 REPRODUCE_OPTIONS = ("--step", "--rank", "--limit")
 _BYTES = re.compile(r"(\d+)([KMG]?)(i?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Listing:
+    """A text that is shown unchanged."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class StoppedTable(Listing):
+    """The stopped ranks at the time of its creation; live where widgets are."""
+
+
+class CellResults(Sequence[Answers]):
+    """Results of the commands of a cell, in order; `values` are those of the last command that had any."""
+
+    def __init__(self, results: Sequence[Answers]) -> None:
+        self._results = list(results)
+
+    @overload
+    def __getitem__(self, index: int) -> Answers: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Answers]: ...
+    def __getitem__(self, index: int | slice) -> Answers | Sequence[Answers]:
+        return self._results[index]
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __iter__(self) -> Iterator[Answers]:
+        return iter(self._results)
+
+    @property
+    def values(self) -> dict[int, Any]:
+        """Values by rank of the last command that had any."""
+        for result in reversed(self._results):
+            if any(answer.value is not None for _, answer in result.pairs):
+                return result.values
+        return {}
+
+    def __repr__(self) -> str:
+        parts = [f"» {answers.command.rstrip()}\n{answers.text}".rstrip() for answers in self._results]
+        return "\n".join(parts) or "no commands"
 
 
 class _ReproduceArguments(NamedTuple):

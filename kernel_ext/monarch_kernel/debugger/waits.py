@@ -17,9 +17,8 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import throw_into
 
 from ..display.html import framed, heading
-from ..files import cell_name
 from ..front import Bundle, Front
-from ..jupyter import takes_input
+from ..jupyter import cell_name, takes_input
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

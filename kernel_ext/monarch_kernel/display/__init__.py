@@ -15,11 +15,13 @@ from monarch_nb.telemetry import History, Metrics
 from monarch_nb.tensor import simulated
 from monarch_nb.tensor.placement import Placement
 
-from ..guide import Guide
+from ..guide import Guide, checkup_html, guide_html
 from ..jupyter import formatters
-from ..overview import Overview
+from ..namespace import Overview
 from ..tensors import TensorListing
+from ..views.curves import history_html
 from ..views.displays import (
+    ClusterPanel,
     Failures,
     LogView,
     diagnosis_html,
@@ -29,19 +31,15 @@ from ..views.displays import (
     slow_html,
     values_html,
 )
-from ..views.histories import history_html
-from ..views.panel import ClusterPanel
+from ..views.marimo import LiveValue, live_value
+from ..views.transfers import transfers_html
 from .failures import failure_bundle
-from .guide import checkup_html, guide_html
-from .handles import HandleForms
 from .meshes import host_mesh_html, mesh_html, mesh_text, overview_html
 from .placement import placement_html
 from .profile import ProfileForms
-from .show import LiveValue, live_value
 from .simulation import simulation_html
-from .tensors import tensors_html
+from .tensors import HandleForms, tensors_html
 from .timeline import TimelineForms
-from .transfers import transfers_html
 from .values import future_html, value_mesh_html
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """Output of a cell for errors of the library and of calls: the cell's own lines and the error, without the library's
-frames. `%tb` shows these, and so does a cell after `%xmode Verbose`."""
+frames. `%tb` shows these, and so does a cell after `%xmode Verbose`. Errors of calls whose `.get()` was forgotten are
+shown in the cell that runs, or in the last one that did.
+"""
 
 import asyncio
 import contextlib
@@ -15,8 +17,8 @@ import IPython
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.debug.errors import DebugError, StoppedAtBreakpoint
-from monarch_nb.runtime import Future, started
+from monarch_nb.debug.records import DebugError, StoppedAtBreakpoint
+from monarch_nb.runtime import Future, started, unretrieved
 from monarch_nb.shape import places_of
 from monarch_nb.store.failures import text
 from monarch_nb.supervision import DeviceMeshError, MeshFailure, SupervisionError
@@ -32,10 +34,10 @@ from monarch_nb.wire import (
     without_engine,
 )
 
-from ..files import with_cells
-from ..jupyter import last_lines, show_error
-from .failures import ansi, raised_title
-from .notices import FailureNotice
+from ..front import Front
+from ..jupyter import last_lines, show_error, with_cells
+from ..namespace import is_hidden
+from .failures import FailureNotice, ansi, raised_title
 
 _OWN = (ENGINE, f"{Path(__file__).parents[1]}/")
 # The way through IPython to a magic, which old versions show.
@@ -251,3 +253,51 @@ def _first_rank(error: ActorError) -> str:
     runtime = started()
     state = runtime.meshes.get(error.origin[0]) if error.origin and runtime is not None else None
     return "" if state is None or error.origin is None else places_of(state.region, [error.origin[1]])
+
+
+class UnretrievedErrors:
+    """Reports errors of calls whose `.get()` was forgotten, from any thread.
+
+    Also those of futures that IPython alone keeps, as an output.
+    """
+
+    def __init__(self, shell: "InteractiveShell", front: Front, flush: Callable[[], None]) -> None:
+        self._shell = shell
+        self._front = front
+        self._flush = flush  # shows earlier output first
+        self._before = unretrieved.report
+
+    def install(self) -> None:
+        """Starts reporting."""
+        unretrieved.report = self._report
+        self._shell.events.register("post_run_cell", self._on_cell_end)
+
+    def uninstall(self) -> None:
+        """Restores the reporter that was set before."""
+        if unretrieved.report == self._report:
+            unretrieved.report = self._before
+        self._shell.events.unregister("post_run_cell", self._on_cell_end)
+
+    def _report(self, error: BaseException, count: int) -> None:
+        self._flush()
+        more = f", nor for {count - 1} more that failed like it" if count > 1 else ""
+        problem, advice = unretrieved.missing_of(error)
+        text = f"{problem}{more}: {advice}.\n{error_text(error, self._shell)}\n"
+        self._front.write(text, "stderr")
+
+    def _on_cell_end(self, result: Any) -> None:
+        shown = getattr(result, "result", None)
+        if isinstance(shown, Future) and not shown.done():
+            unretrieved.watch(shown, lambda: self._is_kept(shown))
+
+    def _is_kept(self, future: Future[object]) -> bool:
+        """Returns whether a variable of the user refers to the future, itself or in a collection."""
+        for name, value in tuple(self._shell.user_ns.items()):
+            if is_hidden(self._shell, name):
+                continue
+            if value is future:
+                return True
+            inside = value.values() if isinstance(value, dict) else value
+            if isinstance(value, (list, tuple, set, frozenset, dict)) and any(item is future for item in tuple(inside)):
+                return True
+        return False

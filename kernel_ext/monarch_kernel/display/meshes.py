@@ -8,7 +8,7 @@ from typing import Any
 from monarch_nb.store import WORST_FIRST, MeshView, RankView, describe, kind_rows, kinds_text
 from monarch_nb.wire import counted, host_name
 
-from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
+from ..namespace import HEADINGS, Overview, hosts, kind, refers, shape, states
 from .html import LEFT, STATES, framed, heading, lab_button, swatch, table, table_head
 
 ACROSS = 32  # ranks in one line

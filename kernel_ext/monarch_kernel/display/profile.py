@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.wire import counted
 
-from ..files import cell_name
-from ..jupyter import formatters
+from ..jupyter import cell_name, formatters
 from ..views.profiles import keep
 from .html import LEFT, folded, framed, heading
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from monarch_nb.profiling import Difference, Profile
-    from monarch_nb.profiling.tree import CallNode
+    from monarch_nb.profiling.groups import CallNode
 
 PROFILE = "monarch_nb.profiling.result.Profile"  # named, not imported: the profiler is loaded when it is used
 _MOST_GROUPS = 8  # that are drawn
@@ -159,8 +158,8 @@ def _flame_row(node: "CallNode", ranks: Sequence[int], name: FileName, total: fl
 
 
 def _box(node: "CallNode", ranks: Sequence[int], name: FileName, total: float) -> str:
+    from monarch_nb.profiling.groups import WAITS
     from monarch_nb.profiling.result import line_text
-    from monarch_nb.profiling.tree import WAITS
 
     location, share, computed = node.place, node.share(ranks), node.on_processor(ranks)
     kind = "waits for messages" if location == WAITS else "your functions" if location.users else "libraries"

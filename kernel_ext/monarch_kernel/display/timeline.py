@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from monarch_nb.wire import counted
 
-from ..files import cell_name
-from ..jupyter import formatters
+from ..jupyter import cell_name, formatters
 from .html import folded, framed, heading
 
 if TYPE_CHECKING:

@@ -1,5 +1,9 @@
-"""Printed output of ranks in the cell that caused it: equal lines of several ranks once, with their ranks."""
+"""Printed output of ranks in the cell that caused it: equal lines of several ranks once, with their ranks.
 
+Calls are numbered, and each cell stores the number of its first call, by which the cell of a line is found.
+"""
+
+import bisect
 import logging
 import math
 import threading
@@ -7,23 +11,88 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from monarch_nb.logs import Bar, Line, MeshLogs, Source, Windows, Written, briefly, merged
+from monarch_nb.logs import Bar, Line, MeshLogs, Source, Windows, Written, briefly, merged, mesh_of
+from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshSpawned, MeshStopped
+from monarch_nb.runtime import ProcState, Runtime
 
 from ..front import Front
-from .cells import Cells
 from .grouping import LINES_BELOW, Folds, Grouping, TextPiece, merge_pieces
 from .pacing import WAITING, HeldLines, Pacing
-from .row import DisplayRow
-from .rows import DisplayRows
+from .rows import DisplayRow, DisplayRows
 
+MOST_CELLS = 2000  # cells
 FLUSH_SECONDS = 0.08  # how long lines are collected, so that equal ones meet
 SILENCE_SECONDS = 1.0  # the end of a cell waits for lines written before its replies while they come,
 LIMIT_SECONDS = 10.0  # and for no longer than that
 STALE_SECONDS = 1.0  # a line without end is shown after that long
 FOLD_SECONDS = 0.5  # how often the counts of withheld output are shown,
 CALM_SECONDS = 2.0  # and, where shown text cannot be replaced, how long output must pause before they are
-
 logger = logging.getLogger(__name__)
+
+
+class CallCells:
+    """Maps numbers of calls to cells. One thread begins cells; any thread may ask."""
+
+    def __init__(self, cell: Any) -> None:
+        self._starts: tuple[list[int], list[object]] = ([0], [cell])  # first calls, and cells; replaced, not changed
+
+    def begin(self, call: int, cell: object) -> None:
+        """Starts a cell: this call and later ones belong to it."""
+        calls, cells = self._starts
+        self._starts = [*calls[1 - MOST_CELLS :], call], [*cells[1 - MOST_CELLS :], cell]
+
+    def of(self, call: int) -> object:
+        """Returns the cell of a call; the oldest stored cell for earlier calls."""
+        calls, cells = self._starts
+        return cells[max(0, bisect.bisect_right(calls, call) - 1)]
+
+
+class Cells:
+    """Maps output to cells. Cells begin on the kernel's thread; `of` is for any thread."""
+
+    def __init__(self, front: Front, runtime: Runtime) -> None:
+        self._front = front
+        self._runtime = runtime
+        self._events = runtime.part(MeshEvents)
+        self._prefix = f"{runtime.address}:"
+        self._calls = CallCells(front.parent)
+        self._spawned: dict[str, object] = {}  # by mesh: the cell in which it was spawned
+        front.beginning.append(self._begin)
+        self._events.listeners.append(self._on_event)
+
+    def close(self) -> None:
+        """Stops listening."""
+        if self._begin in self._front.beginning:
+            self._front.beginning.remove(self._begin)
+        if self._on_event in self._events.listeners:
+            self._events.listeners.remove(self._on_event)
+
+    def _begin(self) -> None:
+        self._calls.begin(int(self._runtime.new_call().removeprefix(self._prefix)), self._front.parent)
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case MeshSpawned(ProcState(uid=uid)):
+                self._spawned[uid] = self._front.parent
+            case MeshStopped(ProcState(uid=uid)):
+                self._spawned.pop(uid, None)
+            case _:
+                return
+
+    def of(self, address: str, call: str) -> object:
+        """Returns the cell of the lines of a process and a call; None if only the logs have them."""
+        if not self._front.has_displays:
+            return self._front.parent
+        number = call.removeprefix(self._prefix)
+        if number != call and number.isdecimal():
+            return self._calls.of(int(number))
+        state = self._runtime.meshes.get(mesh_of(address))
+        if state is None or state.stopped is not None:  # its last words
+            return self._front.parent
+        initialized = getattr(state.spawn_spec, "initialized", None)
+        if initialized is not None and not initialized.done():  # before the first call
+            return self._spawned.get(state.uid)
+        return None
 
 
 class _Waiting:

@@ -12,7 +12,7 @@ from monarch_nb.wire import counted
 from ..display.html import folded, framed, table
 from ..front import Bundle, Front
 from .pacing import LAST
-from .row import DisplayRow
+from .rows import DisplayRow
 
 MOST_PIECES = 20  # messages of one batch, where stdout and stderr take turns
 LINES = 1000  # lines behind the fold, of all ranks together

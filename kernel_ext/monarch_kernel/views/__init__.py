@@ -11,16 +11,24 @@ from monarch_nb.runtime import Runtime
 from monarch_nb.store import store_of
 from monarch_nb.top import serve, stop
 
-from ..files import with_cells
+from ..jupyter import with_cells
 from ..session import Session
 from .channel import TARGET, Message, ViewChannel, ViewInbox
-from .live import LiveView, Shown, Watch
-from .registry import VIEWS, register, unregister
+from .curves import HISTORY, METRICS
+from .debugger import DEBUG
+from .displays import FAILURES, LOGS, MESH, PANEL
+from .live import LiveView, LiveViews, Shown, Watch
 from .requests import Requests
+from .tensors import TENSORS
+from .timelines import VIEW as TIMELINE
+from .transfers import TRANSFERS
 from .view import View
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+VIEWS = LiveViews((MESH, FAILURES, LOGS, HISTORY, METRICS, DEBUG, TENSORS, TIMELINE, TRANSFERS, PANEL))
+register, unregister = VIEWS.register, VIEWS.unregister
 
 logger = logging.getLogger(__name__)
 

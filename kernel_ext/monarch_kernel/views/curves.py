@@ -1,26 +1,41 @@
-"""Metrics of a mesh as curves: the data of a front end that watches them, and `%metrics`."""
+"""Metrics of a mesh, and the use of resources over the last hour, as curves: `%metrics NAME` and `%history NAME`."""
 
 import shlex
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from IPython.core.error import UsageError
 
-from monarch_nb.mesh import state_of
-from monarch_nb.runtime import MeshState, ProcState, Runtime, started
-from monarch_nb.telemetry import Metrics
+from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, state_of
+from monarch_nb.profiling import Timeline
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, current_runtime, started
+from monarch_nb.store.history import UsagePart, UsageSample
+from monarch_nb.telemetry import History, Metrics
 from monarch_nb.telemetry.exports import TARGETS, MetricsExport
+from monarch_nb.telemetry.histories import HEAD, Measure
 from monarch_nb.telemetry.points import METRICS as POINTS
 from monarch_nb.telemetry.points import Points
-from monarch_nb.telemetry.series import MetricPoint
+from monarch_nb.telemetry.verbs import MetricPoint
 
+from ..display.html import framed, heading, table
+from ..jupyter import line_magic_of
 from ..session import Session
-from .bundle import bundled
 from .channel import Message
-from .live import LiveView, Shown
+from .live import LiveView, Shown, Watch, bundled
+from .timelines import TIMELINES
 
-SEND_S = 0.1
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+SEND_S = 0.1  # between two messages
 Rows = dict[str, list[tuple[int, float, float, float]]]  # name -> (index of the rank, step, when, value)
+_PLACES = {"tensorboard": "folder", "wandb": "project", "mlflow": "experiment"}  # what a word after a target names
+AGAIN_S = 5.0  # between two messages: processes report about as often
+SINGLE = 8  # ranks with a curve each; of more, the highest, the mean and the lowest are drawn
+PARTS = 120  # of the time, at most, of such curves
+COST = 0.03  # of the time: where gathering takes longer, it is done less often
 
 
 class Curves:
@@ -81,9 +96,6 @@ def rows(points: Points, state: MeshState) -> Rows:
     return by_name
 
 
-_PLACES = {"tensorboard": "folder", "wandb": "project", "mlflow": "experiment"}  # what a word after a target names
-
-
 def metrics(session: Session, line: str) -> Metrics | MetricsExport:
     """Show what the actors of a mesh report with monarch.telemetry.log, as curves, or have it written elsewhere.
 
@@ -124,7 +136,7 @@ def _export(metrics: Metrics, words: list[str]) -> MetricsExport:
         raise UsageError(f"%metrics --to {target}: {error}") from None
 
 
-def _shown(metrics: Metrics) -> Shown:
+def _shown_metrics(metrics: Metrics) -> Shown:
     runtime, state = started(), state_of(metrics.mesh)
     points = rows(runtime.feature(POINTS), state) if runtime is not None else {}
     return Shown({"mesh": state.uid, "points": points})
@@ -134,6 +146,121 @@ METRICS = LiveView(
     name="metrics",
     **bundled("metrics"),
     feed=lambda watch: Curves(watch.runtime, watch.send, watch.message).close,
-    shows={Metrics: _shown},
+    shows={Metrics: _shown_metrics},
     magic=metrics,
 )
+
+
+def with_usage(shell: "InteractiveShell", session: Session) -> Any:
+    """IPython's %history, which shows the usage of a mesh if its line is the name of one."""
+    before = line_magic_of(shell, "history")
+
+    def run(line: str = "") -> object:
+        name = line.strip()
+        return History(session.find(name)) if name in session.names() else before(line)
+
+    run.__doc__ = f"""{before.__doc__}
+
+With the name of a mesh, show what its processes have used over the last hour: CPU, memory, GPU, bytes in and out.
+
+    %history trainers
+
+A click on a peak shows the timeline at that moment, where one was recorded. From Python:
+monarch.telemetry.history(trainers).
+"""
+    return run
+
+
+def history_html(history: History) -> str:
+    """Returns the static form."""
+    rows = history.rows()
+    if not rows:
+        return framed(heading(f"History of {history.name}"), '<div class="mnb-s">no samples yet</div>')
+    return framed(heading(f"History of {history.name}"), table(HEAD, rows, mono=(5,)))
+
+
+def usage_curves(history: History) -> Message:
+    """Returns the data for a front end."""
+    now = time.time()
+    parts, ranks = history.parts, history.ranks
+    samples = history.samples if len(ranks) <= SINGLE else {}
+    measures = []
+    for measure in history.measured(parts):
+        peak = history.peak(measure.field, parts)
+        timeline = next((candidate for candidate in TIMELINES.all if _covers(candidate, history, peak.at)), None)
+        when = time.strftime("%H:%M:%S", time.localtime(peak.at))
+        measures.append(
+            {
+                "name": measure.title,
+                "lines": _usage_lines(history, measure, samples, now) if samples else common_lines(measure, parts, now),
+                "peak": f"{measure.text(peak.value)} · {history.where(peak.rank)} · {when}",
+                "at": peak.at,
+                "timeline": "" if timeline is None else timeline.key,
+            }
+        )
+    return {"name": history.name, "ranks": len(ranks), "measures": measures}
+
+
+def _covers(timeline: Timeline, history: History, moment: float) -> bool:
+    return bool(timeline.procs == history.procs and timeline.began <= moment <= timeline.now)
+
+
+def _usage_lines(
+    history: History, measure: Measure, samples: dict[int, list[UsageSample]], now: float
+) -> list[dict[str, object]]:
+    return [
+        {
+            "label": history.where(rank),
+            "points": [(_minutes(sample.at, now), getattr(sample, measure.field) / measure.unit) for sample in series],
+        }
+        for rank, series in samples.items()
+    ]
+
+
+def common_lines(measure: Measure, parts: Sequence[UsagePart], now: float) -> list[dict[str, object]]:
+    """Returns the highest, the mean and the lowest of many ranks; combines adjacent times if there are many."""
+    index = measure.place
+    count = -(-len(parts) // PARTS)
+    drawn = [parts[begin : begin + count] for begin in range(0, len(parts), count)]
+    kinds: dict[str, Callable[[Sequence[UsagePart]], float]] = {
+        "highest": lambda some: max(part.high[index] for part in some),
+        "mean": lambda some: sum(part.mean[index] for part in some) / len(some),
+        "lowest": lambda some: min(part.low[index] for part in some),
+    }
+    return [
+        {"label": label, "points": [(_minutes(some[-1].at, now), kind(some) / measure.unit) for some in drawn]}
+        for label, kind in kinds.items()
+    ]
+
+
+def _minutes(moment: float, now: float) -> float:
+    return round((moment - now) / 60, 3)
+
+
+def _feed_usage(watch: Watch) -> Callable[[], None]:
+    state = watch.runtime.meshes.get(str(watch.message.get("mesh")))
+    if state is None:
+        raise LookupError(f"there is no mesh {watch.message.get('mesh')!r}")
+    mesh: AnyMesh
+    if isinstance(state, ActorState):
+        mesh = ActorMesh(state, state.region)
+    else:
+        mesh = ProcMesh(cast(ProcState, state), state.region)
+    history, closed = History(mesh), threading.Event()
+
+    def publish() -> None:
+        while not closed.is_set() and current_runtime() is watch.runtime:
+            began = time.thread_time()
+            watch.publish(**usage_curves(history))
+            closed.wait(max(AGAIN_S, (time.thread_time() - began) / COST))
+
+    threading.Thread(target=publish, name="monarch-history-view", daemon=True).start()
+    return closed.set
+
+
+def _shown_usage(history: History) -> Shown:
+    state = state_of(history.mesh)
+    return Shown({"mesh": state.uid, "shown": usage_curves(history)}, state.uid)
+
+
+HISTORY = LiveView(name="history", **bundled("history"), feed=_feed_usage, shows={History: _shown_usage})

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from monarch_nb import debug
-from monarch_nb.debug import messages as m
+from monarch_nb.debug import verbs
 from monarch_nb.debug.control import Controller, missing
 from monarch_nb.debug.prompt import DebugPrompt
 from monarch_nb.debug.records import Motion, Stopped
@@ -16,10 +16,9 @@ from monarch_nb.runtime import ActorState, MeshState, Runtime, proc_state_of
 from monarch_nb.shape import Region, region_of_ranks
 from monarch_nb.wire import text_of
 
-from ..debugger.results import StoppedTable
-from .bundle import bundled
+from ..debugger.magics import StoppedTable
 from .channel import Message
-from .live import LiveView, Shown
+from .live import LiveView, Shown, bundled
 
 SEND_S = 0.05  # between two pictures
 _MOTIONS: dict[str, Motion] = {"step": "in", "next": "over", "return": "out", "until": "until"}
@@ -161,22 +160,22 @@ class DebugRequests:
 
     def _do_frame(self, controller: Controller, message: Message) -> Message:
         """Selects a frame of the stack."""
-        return self._select(controller, message, m.Select(session="", frame=int(message.get("frame") or 0)))
+        return self._select(controller, message, verbs.Select(session="", frame=int(message.get("frame") or 0)))
 
     def _do_up(self, controller: Controller, message: Message) -> Message:
-        return self._select(controller, message, m.Select(session="", by=-1))
+        return self._select(controller, message, verbs.Select(session="", by=-1))
 
     def _do_down(self, controller: Controller, message: Message) -> Message:
-        return self._select(controller, message, m.Select(session="", by=1))
+        return self._select(controller, message, verbs.Select(session="", by=1))
 
-    def _select(self, controller: Controller, message: Message, command: m.Select) -> Message:
+    def _select(self, controller: Controller, message: Message, command: verbs.Select) -> Message:
         answers = controller.ask(self._records(controller, message), command)
         return {"text": "\n".join(dict.fromkeys(f"*** {answer.error}" for answer in answers if answer.error))}
 
     def _do_locals(self, controller: Controller, message: Message) -> Message:
         records = self._records(controller, message)
         names = tuple(message.get("names") or ())
-        pairs = list(zip(records, controller.ask(records, m.GetVariables(session="", names=names)), strict=True))
+        pairs = list(zip(records, controller.ask(records, verbs.GetVariables(session="", names=names)), strict=True))
         errors = [f"{named([record])}: {answer.error}" for record, answer in pairs if answer.error]
         return {"locals": variables_by_rank(pairs), "errors": errors}
 

@@ -1,14 +1,66 @@
-"""Live views: a front end, the topic it watches, the values it shows, and the magic that shows it."""
+"""Live views: a front end, bundled from `labextension`, the topic it watches, the values it shows, and its magic."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from monarch_nb.debug.render import FileName
 from monarch_nb.runtime import Runtime
 
+from ..jupyter import line_magic_of
 from ..session import Session
 from .channel import Message
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+STATIC = Path(__file__).parents[1] / "static"
+BUNDLES = (
+    "debug",
+    "failures",
+    "history",
+    "logs",
+    "mesh",
+    "metrics",
+    "panel",
+    "profiles",
+    "tensors",
+    "timeline",
+    "transfers",
+)
+LARGEST = 82_000  # bytes of one view: it travels through the kernel with each widget
+LARGEST_PANEL = 240_000  # of the panel, which has most of the others in it, and is shown once
+
+
+class Bundle(TypedDict):
+    """The front end of a view: functions that return its module and its style sheet."""
+
+    script: Callable[[], str]
+    style: Callable[[], str]
+
+
+def built() -> bool:
+    """Returns whether the bundles are there; only a checkout from which they were removed has none."""
+    return all((STATIC / f"{view}.{kind}").is_file() for view in BUNDLES for kind in ("js", "css"))
+
+
+def bundled(view: str) -> Bundle:
+    """Returns the front end that is bundled for a view; it is read when it is first used."""
+    return {"script": partial(script, view), "style": partial(style, view)}
+
+
+@cache
+def script(view: str) -> str:
+    """Returns the ES module of a view; it fetches nothing when it runs."""
+    return (STATIC / f"{view}.js").read_text(encoding="utf-8")
+
+
+@cache
+def style(view: str) -> str:
+    """Its style sheet."""
+    return (STATIC / f"{view}.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -96,3 +148,42 @@ class LiveViews:
         for view in self:
             add(view)
         return lambda: self._followers.remove(follower)
+
+
+class ViewMagics:
+    """`%failures`, `%metrics`, and those of views that are registered later. `%logs` is in `magics`."""
+
+    def __init__(self, shell: "InteractiveShell", session: Session) -> None:
+        self._shell: Any = shell  # IPython types magics as methods
+        self._session = session
+
+    def install(self, views: LiveViews) -> None:
+        """Registers the magics of current and later views."""
+        self._end = views.follow(self._add, self._remove)
+
+    def uninstall(self) -> None:
+        """Stops registering; registered magics stay, as all magics do."""
+        self._end()
+
+    def _add(self, view: LiveView) -> None:
+        if view.magic is None:
+            return
+        magic = line_magic_of(self._shell, view.name)
+        if magic is not None and not isinstance(magic, _Magic):
+            raise ValueError(f"there is a magic %{view.name} already: choose another name for the view")
+        self._shell.register_magic_function(_Magic(view, self._session), "line", view.name)
+
+    def _remove(self, view: LiveView) -> None:
+        magics = self._shell.magics_manager.magics["line"]
+        if isinstance(magics.get(view.name), _Magic):
+            del magics[view.name]
+
+
+class _Magic:
+    def __init__(self, view: LiveView, session: Session) -> None:
+        assert view.magic is not None
+        self._show, self._session = view.magic, session
+        self.__name__, self.__doc__ = view.name, view.magic.__doc__
+
+    def __call__(self, line: str) -> object:
+        return self._show(self._session, line)

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .bundle import bundled
-from .live import LiveView, Watch
-from .registry import VIEWS
+from . import VIEWS
+from .live import LiveView, Watch, bundled
 
 if TYPE_CHECKING:
     from monarch_nb.profiling import Profile

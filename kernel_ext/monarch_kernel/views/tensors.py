@@ -9,16 +9,15 @@ from IPython.core.error import UsageError
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.store import store_of
-from monarch_nb.tensor.groups.asking import values_on
+from monarch_nb.tensor.groups.service import values_on
 from monarch_nb.tensor.placement import EDGE, Placement, document, values_document
 from monarch_nb.tensor.summary import placement_of
 from monarch_nb.tensor.verbs import AskValues
 
-from ..display.handles import lost_ranks
+from ..display.tensors import lost_ranks
 from ..session import Session
 from ..tensors import TENSOR_REPORTER, TensorListing, all_streams, mesh_ranks, name_of, names_of, variables
-from .bundle import bundled
-from .live import LiveView, Shown, Watch
+from .live import LiveView, Shown, Watch, bundled
 
 VALUES_S = 20.0  # for ranks to look at what they have of a tensor
 COMES_S = 10.0  # for a tensor that was just issued, on processes that may have just begun

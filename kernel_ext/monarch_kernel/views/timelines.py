@@ -10,9 +10,8 @@ from monarch_nb.debug.render import FileName
 from monarch_nb.mesh import AnyMesh, region_of, state_of
 
 from ..display.timeline import TIMELINE, WIDTH, timeline_svg
-from .bundle import bundled
 from .channel import Message
-from .live import LiveView, Shown, Watch
+from .live import LiveView, Shown, Watch, bundled
 
 if TYPE_CHECKING:
     from monarch_nb.profiling import Timeline

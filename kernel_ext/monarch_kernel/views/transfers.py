@@ -1,7 +1,10 @@
-"""Transfers between the memory of processes, live: `%transfers`, and a section of the panel."""
+"""Transfers between the memory of processes, as a small matrix and tables, and live: `%transfers`, and a section of the
+panel.
+"""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -9,17 +12,52 @@ from IPython.core.error import UsageError
 from monarch_nb.runtime import Feature, Runtime, current_runtime
 from monarch_nb.store import store_of
 from monarch_nb.store.events import TransfersSeen
+from monarch_nb.wire import counted
 
+from ..display.html import framed, heading, table
 from ..session import Session
-from .bundle import bundled
-from .live import LiveView, Shown, Watch
+from .live import LiveView, Shown, Watch, bundled
 
 if TYPE_CHECKING:
     from monarch_nb.rdma import TransferTable
 
+_MOST_PROCESSES = 16  # processes in the matrix
 TABLE = "monarch_nb.rdma.table.TransferTable"  # named, not imported: the data plane is loaded when it is used
 RDMA: Feature[object] = Feature("rdma")  # named, not imported, for the same reason
 AGAIN_S = 1.0  # rates fall to zero when nothing moves any more
+
+
+def transfers_html(transfers: "TransferTable") -> str:
+    """Returns the static form."""
+    from monarch_nb.rdma.table import MOVED, NOTHING, OFFERED
+
+    moved, offered = transfers.moved, transfers.offered
+    if not moved and not offered:
+        return framed(f'<div class="mnb-s">{escape(NOTHING)}</div>')
+    parts = [heading("Transfers", f"{counted(len(moved), 'route')}")]
+    names = sorted({name for row in moved for name in row[:2]})
+    if 1 < len(names) <= _MOST_PROCESSES:
+        parts.append(_matrix(names, moved))
+    if moved:
+        parts.append(table(MOVED, moved))
+    if offered:
+        parts.append(table(OFFERED, offered))
+    return framed(*parts)
+
+
+def _matrix(names: Sequence[str], moved: Sequence[tuple[str, ...]]) -> str:
+    routes = {(source, target): (size, mover) for source, target, mover, size, *_ in reversed(moved)}
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    rows = []
+    for source in names:
+        cells = (
+            f'<td title="{escape(routes[source, target][1])}">{escape(routes[source, target][0])}</td>'
+            if (source, target) in routes
+            else "<td></td>"
+            for target in names
+        )
+        rows.append(f"<tr><th>{escape(source)}</th>{''.join(cells)}</tr>")
+    return f'<table class="mnb-g"><tbody><tr><th>from \\ to</th>{head}</tr>{"".join(rows)}</tbody></table>'
 
 
 class TransferReporter:

@@ -13,8 +13,7 @@ from monarch_nb.wire import ActorError
 from ..display.failures import raised_title
 from ..front import Bundle
 from ..jupyter import bundle_formatter
-from .bundle import built
-from .live import LiveView, LiveViews, Shown
+from .live import LiveView, LiveViews, Shown, built
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

@@ -1,7 +1,6 @@
 """The controller's side of the debugger: stopped threads, and commands to them."""
 
-from monarch_nb.debug.control.breakpoints import Breakpoint, Breakpoints
-from monarch_nb.debug.control.controller import STEP_S, Controller
+from monarch_nb.debug.control.controller import STEP_S, Breakpoint, Breakpoints, Controller
 from monarch_nb.debug.control.stopped_threads import StoppedThreads
 from monarch_nb.debug.control.whereabouts import inspect_stacks, missing, running_text, stacks_text
 

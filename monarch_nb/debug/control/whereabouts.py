@@ -14,12 +14,11 @@ from typing import Any
 
 from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.records import Frame, Stopped, ThreadRecord
-from monarch_nb.debug.render.groups import FileName, named, place, short, tree, tree_text
-from monarch_nb.debug.render.table import Missing
+from monarch_nb.debug.render.groups import FileName, Missing, named, place, short, tree, tree_text
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.runtime import ActorState, MeshState, ProcState, proc_state_of
-from monarch_nb.runtime.output import dumps
+from monarch_nb.runtime.output.own_log import STACKS_SIGNAL, stacks_file
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
 from monarch_nb.wire import host_of
@@ -163,7 +162,7 @@ def stacks_from_outside(address: str, pid: int) -> list[Sequence[Frame]]:
             stacks = spied(program, pid)
             if stacks:
                 return stacks
-    return signalled(dumps.file_of(run_folder_for(host_of(address)), address), pid)
+    return signalled(stacks_file(run_folder_for(host_of(address)), address), pid)
 
 
 def spied(program: str, pid: int) -> list[Sequence[Frame]]:
@@ -182,7 +181,7 @@ def spied(program: str, pid: int) -> list[Sequence[Frame]]:
 def signalled(file: Path, pid: int) -> list[Sequence[Frame]]:
     """Stacks that a signal handler, in C, writes to a file. Raises OSError."""
     before = file.stat().st_size  # the file exists if the process handles the signal
-    os.kill(pid, dumps.SIGNAL)
+    os.kill(pid, STACKS_SIGNAL)
     deadline = time.monotonic() + WRITES_S
     size, text = before, ""
     while time.monotonic() < deadline:

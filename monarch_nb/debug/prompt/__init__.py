@@ -1,8 +1,7 @@
 """The debugger's prompt: commands for many ranks, where people type them, and the waits that it opens in."""
 
-from monarch_nb.debug.prompt.conversation import converse
+from monarch_nb.debug.prompt.conversation import NoPrompt, NothingToAsk, Terminal, converse
 from monarch_nb.debug.prompt.prompt import DebugPrompt
-from monarch_nb.debug.prompt.terminal import NoPrompt, NothingToAsk, Terminal
 from monarch_nb.debug.prompt.waits import WaitPrompt, attend
 
 __all__ = ["DebugPrompt", "NoPrompt", "NothingToAsk", "Terminal", "WaitPrompt", "attend", "converse"]

@@ -5,15 +5,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from monarch_nb.debug import messages as m
+from monarch_nb.debug import verbs
 from monarch_nb.debug.control import whereabouts
 from monarch_nb.debug.control.controller import STEP_S, Controller
-from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.records import Motion, Stopped
-from monarch_nb.debug.render.groups import FileName, grouped, named, short, tree, tree_text
+from monarch_nb.debug.records import DebugError, Motion, Stopped
+from monarch_nb.debug.render.groups import (
+    FileName,
+    grouped,
+    named,
+    pick,
+    short,
+    source_lines,
+    table_text,
+    tree,
+    tree_text,
+)
 from monarch_nb.debug.render.merge import Answers, Pair, diff_text, merged_text, ranks_text, watch_text
-from monarch_nb.debug.render.picks import pick
-from monarch_nb.debug.render.table import source_lines, table_text
 
 HELP = """\
 The ranks in focus take all commands of pdb:
@@ -146,11 +153,11 @@ class DebugPrompt:
         if word in _GO_ON and not self.interactive:
             return self._go_on(text, records, everybody=rest == "all")
         if word in _QUIT and not self.interactive:
-            return self._paired(text, records, self.controller.ask(records, m.Quit(session="")))
-        command = m.Evaluate(session="", text=text, statement=True) if python else _command(word, rest, text)
+            return self._paired(text, records, self.controller.ask(records, verbs.Quit(session="")))
+        command = verbs.Evaluate(session="", text=text, statement=True) if python else _command(word, rest, text)
         return self._sent(text, records, command)
 
-    def _sent(self, text: str, records: list[Stopped], command: m.Command) -> Answers:
+    def _sent(self, text: str, records: list[Stopped], command: verbs.Command) -> Answers:
         """Sends a command; waits for the end of steps."""
         answers = self.controller.ask(records, command)
         self.controller.await_stops(records, answers, self.step_s)
@@ -165,9 +172,9 @@ class DebugPrompt:
         records = self.fix()
         if not records:
             return Answers(_WORDS[motion], "*** nothing is stopped")
-        return self._sent(_WORDS[motion], records, m.Go(session="", motion=motion, line=line))
+        return self._sent(_WORDS[motion], records, verbs.Go(session="", motion=motion, line=line))
 
-    def _paired(self, text: str, records: Sequence[Stopped], answers: Sequence[m.CommandAnswer]) -> Answers:
+    def _paired(self, text: str, records: Sequence[Stopped], answers: Sequence[verbs.CommandAnswer]) -> Answers:
         pairs = tuple(zip(records, answers, strict=True))
         shown = _ENTRY.sub(self._entry, merged_text(pairs))
         for file in {frame.file for record in records for frame in record.stack}:
@@ -213,7 +220,7 @@ class DebugPrompt:
             return Answers("help", HELP)
         records = self.focused()[:1]
         text = f"help {rest}"
-        return self._paired(text, records, self.controller.ask(records, m.Pdb(session="", text=text)))
+        return self._paired(text, records, self.controller.ask(records, verbs.Pdb(session="", text=text)))
 
     _do_h = _do_help
 
@@ -292,7 +299,7 @@ class DebugPrompt:
     def _do_locals(self, rest: str) -> Answers:
         records = self.fix()
         names = tuple(rest.split())
-        answers = self.controller.ask(records, m.GetVariables(session="", names=names))
+        answers = self.controller.ask(records, verbs.GetVariables(session="", names=names))
         return self._paired(f"locals {rest}".strip(), records, answers)
 
     def _do_stack(self, rest: str) -> Answers:
@@ -309,19 +316,19 @@ class DebugPrompt:
         return Answers("interact", how)
 
 
-def _command(word: str, rest: str, text: str) -> m.Command:
+def _command(word: str, rest: str, text: str) -> verbs.Command:
     """Returns the command of a line: steps and values have their own commands, all other lines are pdb's."""
     if ";;" not in text:
         motion = _MOTIONS.get(word)
         if motion == "until" and rest.isdecimal():
-            return m.Go(session="", motion=motion, line=int(rest))
+            return verbs.Go(session="", motion=motion, line=int(rest))
         if motion is not None and not (motion == "until" and rest):
-            return m.Go(session="", motion=motion)
+            return verbs.Go(session="", motion=motion)
         if word in ("p", "pp") and rest:
-            return m.Evaluate(session="", text=rest, much=word == "pp")
+            return verbs.Evaluate(session="", text=rest, much=word == "pp")
         if text[:1] == "!":
-            return m.Evaluate(session="", text=text[1:], statement=True)
-    return m.Pdb(session="", text=text)
+            return verbs.Evaluate(session="", text=text[1:], statement=True)
+    return verbs.Pdb(session="", text=text)
 
 
 def _key(record: Stopped) -> tuple[str, int, str]:

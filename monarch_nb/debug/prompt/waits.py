@@ -7,13 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb._package import more
-from monarch_nb.debug.control.asking import asking
-from monarch_nb.debug.control.controller import Controller
-from monarch_nb.debug.errors import StoppedAtBreakpoint
-from monarch_nb.debug.prompt.conversation import converse
+from monarch_nb.debug.control.controller import Controller, asking
+from monarch_nb.debug.prompt.conversation import NoPrompt, ScriptTerminal, Terminal, converse
 from monarch_nb.debug.prompt.prompt import DebugPrompt
-from monarch_nb.debug.prompt.terminal import NoPrompt, ScriptTerminal, Terminal
-from monarch_nb.debug.records import Stopped
+from monarch_nb.debug.records import Stopped, StoppedAtBreakpoint
 from monarch_nb.debug.render.groups import FileName, named, short
 from monarch_nb.runtime import Future, current, waiting
 from monarch_nb.settings import settings

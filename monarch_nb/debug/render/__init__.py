@@ -1,10 +1,8 @@
 """Stopped ranks and their answers, merged over the ranks: as text and as plain data. Pure."""
 
-from monarch_nb.debug.render.groups import FileName, StackGroup, grouped, named, short
+from monarch_nb.debug.render.groups import FileName, Missing, StackGroup, grouped, named, pick, short, table_text
 from monarch_nb.debug.render.merge import Answers, merged_variables
-from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.render.picture import picture_of, values_by_rank, variables_by_rank
-from monarch_nb.debug.render.table import Missing, table_text
 
 __all__ = [
     "Answers",

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.debug.messages import CommandAnswer, NamespaceVariable, NamespaceVariables
 from monarch_nb.debug.records import Stopped, Value
 from monarch_nb.debug.render.groups import named, ranks_of
+from monarch_nb.debug.verbs import CommandAnswer, NamespaceVariable, NamespaceVariables
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _BARS = "▁▂▃▄▅▆▇█"

@@ -5,9 +5,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from monarch_nb.debug.messages import CommandAnswer
 from monarch_nb.debug.records import Frame, Stopped, Value
-from monarch_nb.debug.render.groups import FileName, StackGroup, StackNode, grouped, named, ranks_of, short, tree
+from monarch_nb.debug.render.groups import (
+    FileName,
+    Missing,
+    StackGroup,
+    StackNode,
+    grouped,
+    named,
+    ranks_of,
+    short,
+    tree,
+)
 from monarch_nb.debug.render.merge import (
     UNUSUAL,
     MergedAnswer,
@@ -18,7 +27,7 @@ from monarch_nb.debug.render.merge import (
     ranks_text,
     sparkline,
 )
-from monarch_nb.debug.render.table import Missing
+from monarch_nb.debug.verbs import CommandAnswer
 
 Picture = dict[str, Any]
 _ANONYMOUS = re.compile(r"<[^<>]*\bat 0x[0-9a-fA-F]+>$|<module |<function |<class |<bound method ")

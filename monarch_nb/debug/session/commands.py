@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.debug import messages as m
-from monarch_nb.debug.errors import CommandTimeout
-from monarch_nb.debug.records import RankBreakpoint, Scope, Value, Variable
-from monarch_nb.debug.session.frames import Frames, is_expression
+from monarch_nb.debug import verbs
+from monarch_nb.debug.records import CommandTimeout, RankBreakpoint, Scope, Value, Variable
 from monarch_nb.debug.session.machine import CommandError, Paused, Resume
+from monarch_nb.debug.session.stack import Frames, is_expression
 from monarch_nb.debug.session.values import shorten, value_of
 from monarch_nb.wire import error_line, kind_of, text_of, type_name
 
 if TYPE_CHECKING:
     from monarch_nb.debug.session.thread import ThreadDebugger
 
-Handler = Callable[[Any], m.CommandAnswer]
+Handler = Callable[[Any], verbs.CommandAnswer]
 LONGEST = 4 << 20  # characters of a file that are sent: proxies of notebooks cut longer messages
 PAGE = 200  # variables that are listed by default
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range)
@@ -236,21 +235,21 @@ class Commands:
         self.traceback = tb
         self.resume: Resume | None = None
         self.quits = False
-        self._handlers: dict[type[m.Command], Handler] = {
-            m.Go: self._go,
-            m.Jump: self._jump,
-            m.Quit: self._quit,
-            m.Select: self._select,
-            m.Evaluate: self._evaluate,
-            m.GetVariables: self._variables,
-            m.GetScopes: self._scopes,
-            m.Assign: self._assign,
-            m.GetSource: self._source,
-            m.GetBreakpoints: self._breakpoints,
-            m.Pdb: self._pdb,
+        self._handlers: dict[type[verbs.Command], Handler] = {
+            verbs.Go: self._go,
+            verbs.Jump: self._jump,
+            verbs.Quit: self._quit,
+            verbs.Select: self._select,
+            verbs.Evaluate: self._evaluate,
+            verbs.GetVariables: self._variables,
+            verbs.GetScopes: self._scopes,
+            verbs.Assign: self._assign,
+            verbs.GetSource: self._source,
+            verbs.GetBreakpoints: self._breakpoints,
+            verbs.Pdb: self._pdb,
         }
 
-    def carry_out(self, command: m.Command) -> m.CommandAnswer:
+    def carry_out(self, command: verbs.Command) -> verbs.CommandAnswer:
         """Returns the answer to a command, without printed output and location. It reports what the user's code raises;
         raises CommandTimeout and KeyboardInterrupt.
         """
@@ -262,7 +261,7 @@ class Commands:
             reason = str(error)
         except (Exception, SystemExit) as error:
             reason = error_line(error)
-        return m.CommandAnswer(session=command.session, error=reason)
+        return verbs.CommandAnswer(session=command.session, error=reason)
 
     @property
     def standing(self) -> Paused:
@@ -274,19 +273,19 @@ class Commands:
 
     # -- resuming ----------------------------------------------------------------------------------------------------
 
-    def _go(self, command: m.Go) -> m.CommandAnswer:
+    def _go(self, command: verbs.Go) -> verbs.CommandAnswer:
         self.go(command)
-        return m.CommandAnswer(session=command.session, resumed=True)
+        return verbs.CommandAnswer(session=command.session, resumed=True)
 
-    def go(self, command: m.Go) -> None:
+    def go(self, command: verbs.Go) -> None:
         """Resumes the thread after this command."""
         line = self.frames.entries[self.standing.selected][1]
         if command.motion == "until" and command.line is not None and command.line <= line:
             raise CommandError('"until" line number is smaller than current line number')
         self.resume = self.machine.go(command.motion, command.line)
 
-    def _jump(self, command: m.Jump) -> m.CommandAnswer:
-        return m.CommandAnswer(session=command.session, resumed=self.jump(command.line))
+    def _jump(self, command: verbs.Jump) -> verbs.CommandAnswer:
+        return verbs.CommandAnswer(session=command.session, resumed=self.jump(command.line))
 
     def jump(self, line: int) -> bool:
         """Runs another line next; returns whether the thread has to resume for that, up to the next line."""
@@ -299,9 +298,9 @@ class Commands:
             raise CommandError(f"Jump failed: {error}") from None
         return False
 
-    def _quit(self, command: m.Quit) -> m.CommandAnswer:
+    def _quit(self, command: verbs.Quit) -> verbs.CommandAnswer:
         self.quit()
-        return m.CommandAnswer(session=command.session, resumed=True)
+        return verbs.CommandAnswer(session=command.session, resumed=True)
 
     def quit(self) -> None:
         """Ends the endpoint after this command."""
@@ -310,60 +309,62 @@ class Commands:
 
     # -- inspecting ---------------------------------------------------------------------------------------------------
 
-    def _select(self, command: m.Select) -> m.CommandAnswer:
+    def _select(self, command: verbs.Select) -> verbs.CommandAnswer:
         if command.by:
             self.machine.move(command.by)
-        return m.CommandAnswer(session=command.session)
+        return verbs.CommandAnswer(session=command.session)
 
-    def _evaluate(self, command: m.Evaluate) -> m.CommandAnswer:
+    def _evaluate(self, command: verbs.Evaluate) -> verbs.CommandAnswer:
         if command.statement and not is_expression(command.text):
             self.frames.execute(command.text, self.standing.selected)
-            return m.CommandAnswer(session=command.session)
+            return verbs.CommandAnswer(session=command.session)
         value = self.frames.evaluate(command.text, self.standing.selected)
         if value is None and command.statement:
-            return m.CommandAnswer(session=command.session)
+            return verbs.CommandAnswer(session=command.session)
         return self._valued(command, command.text, value, much=command.much)
 
-    def _valued(self, command: m.Command, expression: str, value: object, *, much: bool = False) -> m.CommandAnswer:
+    def _valued(
+        self, command: verbs.Command, expression: str, value: object, *, much: bool = False
+    ) -> verbs.CommandAnswer:
         reference, named, indexed = self.variables.reference(value, expression, self.standing.selected)
-        return m.CommandAnswer(
+        return verbs.CommandAnswer(
             session=command.session, value=value_of(value, much=much), reference=reference, named=named, indexed=indexed
         )
 
-    def _variables(self, command: m.GetVariables) -> m.CommandAnswer:
+    def _variables(self, command: verbs.GetVariables) -> verbs.CommandAnswer:
         if command.reference:
             variables, total = self.variables.children(command.reference, command.start, command.count)
         else:
             variables = self.variables.locals(self.standing.selected, command.names)
             total = len(variables)
-        return m.CommandAnswer(session=command.session, variables=variables, total=total)
+        return verbs.CommandAnswer(session=command.session, variables=variables, total=total)
 
-    def _scopes(self, command: m.GetScopes) -> m.CommandAnswer:
-        return m.Scopes(session=command.session, scopes=self.variables.scopes(self.standing.selected))
+    def _scopes(self, command: verbs.GetScopes) -> verbs.CommandAnswer:
+        return verbs.Scopes(session=command.session, scopes=self.variables.scopes(self.standing.selected))
 
-    def _assign(self, command: m.Assign) -> m.CommandAnswer:
+    def _assign(self, command: verbs.Assign) -> verbs.CommandAnswer:
         selected = self.standing.selected
         value = self.frames.evaluate(command.text, selected)
         self.variables.assign(command.reference, command.name, value, selected)
         return self._valued(command, "", value)
 
-    def _source(self, command: m.GetSource) -> m.CommandAnswer:
+    def _source(self, command: verbs.GetSource) -> verbs.CommandAnswer:
         names = next((f.f_globals for f, _ in self.frames.entries if f.f_code.co_filename == command.file), None)
         lines = linecache.getlines(command.file, names)
         if not lines:
             raise CommandError(f"the source of {command.file} is not to be had on this rank")
-        return m.SourceText(session=command.session, content="".join(lines)[:LONGEST])
+        return verbs.SourceText(session=command.session, content="".join(lines)[:LONGEST])
 
-    def _breakpoints(self, command: m.GetBreakpoints) -> m.CommandAnswer:
+    def _breakpoints(self, command: verbs.GetBreakpoints) -> verbs.CommandAnswer:
         fields = RankBreakpoint.__struct_fields__
         breakpoints = tuple(
             RankBreakpoint(**{name: getattr(bp, name) for name in fields}) for bp in self.machine.breakpoints
         )
-        return m.BreakpointList(session=command.session, breakpoints=breakpoints)
+        return verbs.BreakpointList(session=command.session, breakpoints=breakpoints)
 
-    def _pdb(self, command: m.Pdb) -> m.CommandAnswer:
+    def _pdb(self, command: verbs.Pdb) -> verbs.CommandAnswer:
         value, errors = self.debugger.pdb_text().run_line(self, command.text)
-        return m.CommandAnswer(
+        return verbs.CommandAnswer(
             session=command.session,
             value=value,
             error="; ".join(map(text_of, errors)),

@@ -15,11 +15,10 @@ from typing import TypeVar
 import msgspec
 
 from monarch_nb.debug import verbs
-from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.messages import BreakLine, BreakSet
-from monarch_nb.debug.records import Over, Stopped
-from monarch_nb.debug.render.picks import pick
+from monarch_nb.debug.records import DebugError, Over, Stopped
+from monarch_nb.debug.render.groups import pick
 from monarch_nb.debug.session.thread import ThreadDebugger
+from monarch_nb.debug.verbs import BreakLine, BreakSet
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorCell, Context, Instance, Runtime, current

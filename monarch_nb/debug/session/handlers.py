@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
 from monarch_nb.debug.records import ThreadRecord
 from monarch_nb.debug.session import stack as stacks
@@ -42,31 +41,31 @@ class DebugHandlers:
 
     # -- commands for stopped threads ---------------------------------------------------------------------------------
 
-    def _command(self, command: m.Command, asker: Asker[m.CommandAnswer]) -> m.CommandAnswer | None:
+    def _command(self, command: verbs.Command, asker: Asker[verbs.CommandAnswer]) -> verbs.CommandAnswer | None:
         self._debuggers.renew_lease()
         debugger = self._debuggers.of_session(command.session)
         if debugger is None or not debugger.stopped:
-            return m.CommandAnswer(session=command.session, error=NOT_STOPPED, resumed=True)
+            return verbs.CommandAnswer(session=command.session, error=NOT_STOPPED, resumed=True)
         if debugger.holder not in ("", asker.src) and not command.force:
             wrong = (
                 f"another controller ({debugger.holder}) is debugging this rank: call monarch.debug.detach() there, "
                 "or monarch.debug.take() here"
             )
-            return m.CommandAnswer(session=command.session, error=wrong, current=debugger.record.current)
-        if isinstance(command, m.Release):
+            return verbs.CommandAnswer(session=command.session, error=wrong, current=debugger.record.current)
+        if isinstance(command, verbs.Release):
             debugger.holder = ""
-            return m.CommandAnswer(session=command.session, current=debugger.record.current)
+            return verbs.CommandAnswer(session=command.session, current=debugger.record.current)
         debugger.holder = asker.src
         if not debugger.post(command, asker.reply):
-            return m.CommandAnswer(session=command.session, error=NOT_STOPPED, resumed=True)
+            return verbs.CommandAnswer(session=command.session, error=NOT_STOPPED, resumed=True)
         return None
 
-    def _lease(self, _: m.RenewLease, asker: Asker[None]) -> None:
+    def _lease(self, _: verbs.RenewLease, asker: Asker[None]) -> None:
         self._debuggers.renew_lease()
 
     # -- breakpoints from outside --------------------------------------------------------------------------------------
 
-    def _break(self, message: m.Break, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome | None:
+    def _break(self, message: verbs.Break, asker: Asker[verbs.CommandOutcome]) -> verbs.CommandOutcome | None:
         outcome = self._apply(message, asker.src, imports=False)
         if not outcome.error or "." not in message.where:
             return outcome
@@ -77,12 +76,12 @@ class DebugHandlers:
         retry.start()
         return None
 
-    def _apply(self, message: m.Break, src: str, *, imports: bool) -> m.CommandOutcome:
+    def _apply(self, message: verbs.Break, src: str, *, imports: bool) -> verbs.CommandOutcome:
         set_by = f"{src} {message.number}"
         try:
             debugger, obj = self._debuggers.of_actor(message.mesh, message.rank)
             if message.clear:
-                return m.CommandOutcome(f"{debugger.clear_breakpoints(set_by)} cleared")
+                return verbs.CommandOutcome(f"{debugger.clear_breakpoints(set_by)} cleared")
             file, line, function = _resolve(message.where, obj, imports=imports)
             added = debugger.add_breakpoint(
                 file,
@@ -96,29 +95,29 @@ class DebugHandlers:
                 number=message.number,
             )
         except (LookupError, ValueError) as error:
-            return m.CommandOutcome(error=text_of(error.args[0]))
-        return m.CommandOutcome(f"{added.file}:{added.line}")
+            return verbs.CommandOutcome(error=text_of(error.args[0]))
+        return verbs.CommandOutcome(f"{added.file}:{added.line}")
 
-    def _break_set(self, message: m.BreakSet, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
+    def _break_set(self, message: verbs.BreakSet, asker: Asker[verbs.CommandOutcome]) -> verbs.CommandOutcome:
         armed = self._debuggers.take(asker.src, message)
-        return m.CommandOutcome(f"{armed} armed")
+        return verbs.CommandOutcome(f"{armed} armed")
 
-    def _pause(self, message: m.Pause, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
+    def _pause(self, message: verbs.Pause, asker: Asker[verbs.CommandOutcome]) -> verbs.CommandOutcome:
         paused, running = self._debuggers.pause(message.actors)
         if running and not paused:
-            return m.CommandOutcome(error="nothing that runs there is traced: set a breakpoint in it first")
-        return m.CommandOutcome(f"{paused} of {running} stop at their next line")
+            return verbs.CommandOutcome(error="nothing that runs there is traced: set a breakpoint in it first")
+        return verbs.CommandOutcome(f"{paused} of {running} stop at their next line")
 
-    def _freeze(self, message: m.Freeze, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
+    def _freeze(self, message: verbs.Freeze, asker: Asker[verbs.CommandOutcome]) -> verbs.CommandOutcome:
         settings.configure({"debug_freeze_on_error": message.on})
-        return m.CommandOutcome("frozen at errors" if message.on else "not frozen at errors")
+        return verbs.CommandOutcome("frozen at errors" if message.on else "not frozen at errors")
 
     # -- stored failures, and stacks -----------------------------------------------------------------------------------
 
-    def _autopsy(self, message: m.Autopsy, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
+    def _autopsy(self, message: verbs.Autopsy, asker: Asker[verbs.CommandOutcome]) -> verbs.CommandOutcome:
         failures = self._runtime.failures
         if message.release:
-            return m.CommandOutcome(f"{failures.release(message.mesh or None, message.rank)} released")
+            return verbs.CommandOutcome(f"{failures.release(message.mesh or None, message.rank)} released")
         stored = [
             failure
             for failure in failures.of(message.mesh, message.rank)
@@ -129,11 +128,11 @@ class DebugHandlers:
                 "no frames of this rank are kept: it has not failed, it failed longer ago than debug_keep_failures "
                 "calls, its frames held more than debug_keep_bytes, or it ran out of memory"
             )
-            return m.CommandOutcome(error=reason)
-        return m.CommandOutcome(session=self._debuggers.open(stored[0]))
+            return verbs.CommandOutcome(error=reason)
+        return verbs.CommandOutcome(session=self._debuggers.open(stored[0]))
 
-    def _stacks(self, _: Done, asker: Asker[m.Threads]) -> m.Threads:
-        return m.Threads(_threads(tuple(self._runtime.cells.values())))
+    def _stacks(self, _: Done, asker: Asker[verbs.Threads]) -> verbs.Threads:
+        return verbs.Threads(_threads(tuple(self._runtime.cells.values())))
 
 
 def _resolve(spec: str, obj: object, *, imports: bool = False) -> tuple[str, int, str]:

@@ -12,7 +12,6 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar, cast, overload
 
-from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
 from monarch_nb.mesh.console import Console
 from monarch_nb.runtime import ActorCell, Runtime
@@ -40,17 +39,17 @@ class NameHandlers:
         runtime.verbs.handle(verbs.DESCRIBE, self._describe)
         runtime.verbs.handle(verbs.NAMESPACE, self._list)
 
-    def _complete(self, request: m.CompleteName, asker: Asker[m.Names]) -> m.Names:
-        return m.Names(tuple(completions(self._namespace(request.mesh, request.rank), request.text)))
+    def _complete(self, request: verbs.CompleteName, asker: Asker[verbs.Names]) -> verbs.Names:
+        return verbs.Names(tuple(completions(self._namespace(request.mesh, request.rank), request.text)))
 
-    def _describe(self, request: m.DescribeName, asker: Asker[m.NameText]) -> m.NameText:
+    def _describe(self, request: verbs.DescribeName, asker: Asker[verbs.NameText]) -> verbs.NameText:
         namespace = self._namespace(request.mesh, request.rank)
-        return m.NameText(description(namespace, request.name, source=request.source))
+        return verbs.NameText(description(namespace, request.name, source=request.source))
 
-    def _list(self, request: m.ReadNamespace, asker: Asker[m.NamespaceVariables]) -> m.NamespaceVariables:
+    def _list(self, request: verbs.ReadNamespace, asker: Asker[verbs.NamespaceVariables]) -> verbs.NamespaceVariables:
         cells = tuple(self._runtime.cells.items())
         rows = next((variables(_namespace_of(cell)) for (mesh, _), cell in cells if mesh == request.mesh), [])
-        return m.NamespaceVariables(tuple(rows[:MOST]), max(0, len(rows) - MOST))
+        return verbs.NamespaceVariables(tuple(rows[:MOST]), max(0, len(rows) - MOST))
 
     def _namespace(self, mesh: str, rank: int) -> Mapping[str, object]:
         cell = self._runtime.cells.get((mesh, rank))
@@ -99,7 +98,7 @@ def description(namespace: Mapping[str, object], name: str, *, source: bool = Fa
     return "\n".join([*lines, *(f"{label}:\n{text}" for label, text in parts.items() if "\n" in text)])
 
 
-def variables(namespace: Mapping[str, object]) -> list[m.NamespaceVariable]:
+def variables(namespace: Mapping[str, object]) -> list[verbs.NamespaceVariable]:
     """Returns the variables of a namespace and the attributes of an actor's `self`, by name.
 
     Modules, names that begin with `_`, and those that every cell has, such as `rank`, are left out.
@@ -107,7 +106,7 @@ def variables(namespace: Mapping[str, object]) -> list[m.NamespaceVariable]:
     values = {name: value for name, value in tuple(namespace.items()) if name not in _GIVEN}
     values |= {f"self.{name}": value for name, value in _instance_dict(namespace.get("self")).items()}
     return [
-        m.NamespaceVariable(name, type(value).__name__, _signature("", value) or _shown(value))
+        verbs.NamespaceVariable(name, type(value).__name__, _signature("", value) or _shown(value))
         for name, value in sorted(values.items())
         if not name.removeprefix("self.").startswith("_") and not _is(value, types.ModuleType)
     ]

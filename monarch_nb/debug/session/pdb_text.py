@@ -10,12 +10,12 @@ import sys
 import types
 from typing import Any, TextIO
 
-from monarch_nb.debug import messages as m
+from monarch_nb.debug import verbs
 from monarch_nb.debug.records import Value
 from monarch_nb.debug.session.breakpoints import BreakpointTable, SessionBreakpoint
 from monarch_nb.debug.session.commands import Commands
-from monarch_nb.debug.session.frames import is_expression
 from monarch_nb.debug.session.machine import CommandError
+from monarch_nb.debug.session.stack import is_expression
 from monarch_nb.debug.session.values import shorten, value_of
 from monarch_nb.wire import error_line
 
@@ -85,29 +85,29 @@ class PdbText(pdb.Pdb):
 
     # -- stepping -----------------------------------------------------------------------------------------------------
 
-    def _go(self, command: m.Go) -> None:
+    def _go(self, command: verbs.Go) -> None:
         self._commands.machine.select(self.curindex)
         self._commands.go(command)
 
     def set_step(self) -> None:
         """step"""
-        self._go(m.Go(session="", motion="in"))
+        self._go(verbs.Go(session="", motion="in"))
 
     def set_next(self, frame: types.FrameType) -> None:
         """next"""
-        self._go(m.Go(session="", motion="over"))
+        self._go(verbs.Go(session="", motion="over"))
 
     def set_return(self, frame: types.FrameType) -> None:
         """return"""
-        self._go(m.Go(session="", motion="out"))
+        self._go(verbs.Go(session="", motion="out"))
 
     def set_until(self, frame: types.FrameType, lineno: int | None = None) -> None:
         """until"""
-        self._go(m.Go(session="", motion="until", line=lineno))
+        self._go(verbs.Go(session="", motion="until", line=lineno))
 
     def set_continue(self) -> None:
         """continue"""
-        self._go(m.Go(session="", motion="continue"))
+        self._go(verbs.Go(session="", motion="continue"))
 
     def do_jump(self, arg: str) -> bool | None:
         """j(ump) lineno

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
-from monarch_nb.debug import messages as m
-from monarch_nb.debug.errors import CommandTimeout, QuitDebugger
-from monarch_nb.debug.records import Event, Frame, Stopped
+from monarch_nb.debug import verbs
+from monarch_nb.debug.records import CommandTimeout, Event, Frame, QuitDebugger, Stopped
 from monarch_nb.debug.session import stack as stacks
 from monarch_nb.debug.session.breakpoints import BreakpointOptions, SessionBreakpoint
 from monarch_nb.debug.session.commands import Commands
-from monarch_nb.debug.session.frames import Frames
 from monarch_nb.debug.session.machine import DebugMachine, Paused, Resume
+from monarch_nb.debug.session.stack import Frames
 from monarch_nb.debug.session.tracer import Tracer
 from monarch_nb.settings import settings
 from monarch_nb.transport import AGAIN_S, throw_into
@@ -37,7 +36,7 @@ MOST = 60_000  # characters of one answer
 NOTE = 2_000  # characters of the reason and the note of a stop
 NOT_STOPPED = "the rank is not stopped any more"
 
-Send = Callable[[m.CommandAnswer], None]
+Send = Callable[[verbs.CommandAnswer], None]
 
 
 class ThreadDebugger:
@@ -61,7 +60,7 @@ class ThreadDebugger:
         self._armed = armed  # called when its breakpoints change
         self._tracer = Tracer(self.machine, self._stand, self._on_return)
         self._out = io.StringIO()
-        self._posted: queue.SimpleQueue[tuple[m.Command, Send]] = queue.SimpleQueue()
+        self._posted: queue.SimpleQueue[tuple[verbs.Command, Send]] = queue.SimpleQueue()
         self._posting = threading.Lock()
         self._pdb: PdbText | None = None
 
@@ -110,7 +109,7 @@ class ThreadDebugger:
         self._armed()
         return len(removed)
 
-    def set_breakpoints(self, set_by: str, lines: Sequence[m.BreakLine]) -> None:
+    def set_breakpoints(self, set_by: str, lines: Sequence[verbs.BreakLine]) -> None:
         """Replaces the breakpoints of `set_by`; unchanged ones keep their counts."""
         keys = {
             (self._tracer.canonic(item.file), item.line, item.condition, item.hit_condition, item.log) for item in lines
@@ -137,7 +136,7 @@ class ThreadDebugger:
             if standing is None:
                 self.machine.forget()
             elif standing.event != "failure" or self.record.call:
-                self._posted.put((m.Go(session=self.record.session, force=True), lambda answer: None))
+                self._posted.put((verbs.Go(session=self.record.session, force=True), lambda answer: None))
 
     def pdb_text(self) -> "PdbText":
         """pdb's language on this thread; its aliases last over several stops."""
@@ -214,7 +213,7 @@ class ThreadDebugger:
             since=time.time(),
         )
 
-    def post(self, command: m.Command, send: Send) -> bool:
+    def post(self, command: verbs.Command, send: Send) -> bool:
         """Passes a command to the stopped thread, which calls `send` once. False if it is not stopped."""
         with self._posting:
             if not self.stopped:
@@ -227,7 +226,7 @@ class ThreadDebugger:
             self.machine.released()
         while not self._posted.empty():
             command, send = self._posted.get()
-            self._send(send, m.CommandAnswer(session=command.session, error=NOT_STOPPED, resumed=True))
+            self._send(send, verbs.CommandAnswer(session=command.session, error=NOT_STOPPED, resumed=True))
 
     def _serve(self, commands: Commands) -> str:
         while True:
@@ -252,7 +251,7 @@ class ThreadDebugger:
                 return "the controller said so"
 
     @staticmethod
-    def _send(send: Send, answer: m.CommandAnswer) -> None:
+    def _send(send: Send, answer: verbs.CommandAnswer) -> None:
         try:
             send(answer)
         except Exception:  # the controller has ended
@@ -269,7 +268,7 @@ class ThreadDebugger:
         location = f"{os.path.basename(frame.file)}:{frame.line}"
         return QuitDebugger(f"quit in the debugger, where it was stopped at {location} in {frame.function}")
 
-    def _guarded(self, commands: Commands, command: m.Command) -> m.CommandAnswer:
+    def _guarded(self, commands: Commands, command: verbs.Command) -> verbs.CommandAnswer:
         """Carries out a command, for a limited time."""
         limit = command.limit or settings.debug_command_timeout
         done = threading.Event()
@@ -282,7 +281,7 @@ class ThreadDebugger:
                     self._process.later(AGAIN_S, late)
 
         self._process.later(limit, late)
-        answer = m.CommandAnswer(session=command.session)
+        answer = verbs.CommandAnswer(session=command.session)
         error = ""
         try:
             try:
@@ -300,7 +299,7 @@ class ThreadDebugger:
             error = f"interrupted: {text_of(interrupt)}" if interrupt.args else "interrupted"
         return self._completed(answer, error, commands.frames)
 
-    def _completed(self, answer: m.CommandAnswer, error: str, frames: Frames) -> m.CommandAnswer:
+    def _completed(self, answer: verbs.CommandAnswer, error: str, frames: Frames) -> verbs.CommandAnswer:
         """Adds printed output and the selected location to an answer."""
         text = self._printed()
         resumed = not self.stopped or answer.resumed

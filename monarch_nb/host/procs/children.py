@@ -1,36 +1,125 @@
-"""The processes of one host: starting them in one way or another, and recording how they end."""
+"""The processes of one host: each as its agent sees it, how it starts, and how it ends.
+
+To stop it takes a request, then SIGTERM, then SIGKILL; a stopped (SIGSTOP) or unresponsive process ends too.
+"""
 
 import errno
+import math
 import os
 import resource
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from monarch_nb.host.linux import portable
-from monarch_nb.host.loop import Loop
-from monarch_nb.host.procs import cold, exits
+from monarch_nb.host.linux import portable, processor_time, state_letter
+from monarch_nb.host.loop import Loop, Timer
 from monarch_nb.host.procs.channel import ProcChannel
-from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.environment import overlaid, reason_for_cold_start
-from monarch_nb.host.procs.forker import DIED, Forker
-from monarch_nb.host.procs.reaper import Reaper, kill_group
-from monarch_nb.host.procs.spares import SpareProcs
+from monarch_nb.host.procs.forker import DIED, Forker, SpareProcs, start_cold
+from monarch_nb.host.procs.reaper import OomCounter, Reaper, exit_outcome, exit_reason, kill_group, last_words
 from monarch_nb.host.procs.template import EarlyTemplates
-from monarch_nb.host.protocol import Exited, Launch, ProcSpec
-from monarch_nb.logs.last_lines import spool_size
+from monarch_nb.host.protocol import Exited, Launch, ProcSample, ProcSpec, ProcStatus, ProcStop
+from monarch_nb.host.sender import AgentSender
+from monarch_nb.host.verbs import PROC_STOP
+from monarch_nb.logs.spool import spool_size
 from monarch_nb.settings import settings
+from monarch_nb.wire import size_text
 
 if TYPE_CHECKING:
     from monarch_nb.host.agent import HostAgent
 
 _REMEMBERED = 1024  # ended processes, for late requests
 _LOOK_S = 1.0  # between checks whether the light template can be ended
+
+
+class MemoryReadings:
+    """The memory of a process in the last minutes: few readings, the older the farther apart."""
+
+    MOST = 12
+    APART = 3.0  # times as old as the one before is a reading that is shown
+
+    def __init__(self) -> None:
+        self._readings: list[tuple[float, int]] = []  # wall clock, and bytes
+
+    def add(self, timestamp: float, size: int) -> None:
+        """Adds a reading, unless it is 0 bytes."""
+        if size:
+            self._readings.append((timestamp, size))
+        if len(self._readings) > self.MOST:
+            del self._readings[1 : self.MOST // 2 : 2]
+
+    def text(self, now: float) -> str:
+        """Returns the readings, the newest first: "9.81 GB 1 s before, 4.10 GB 8 s before"; "" without readings."""
+        parts, shown_age = list[str](), 0.0
+        for timestamp, size in reversed(self._readings):
+            if (age := now - timestamp) >= self.APART * shown_age:
+                parts.append(f"{size_text(size)} {age:.0f} s before")
+                shown_age = max(age, 1.0)
+        return ", ".join(parts)
+
+
+class Child(Struct, eq=False):
+    """A process from the request for it to its end. States: starting, running, stopping, exited."""
+
+    spec: ProcSpec
+    watchers: set[str]
+    state: str = "starting"
+    pid: int = 0
+    how: str = ""
+    light: bool = False  # forked from the light template
+    why: str = ""
+    channel: ProcChannel | None = None
+    requested_at: float = field(default_factory=time.monotonic)
+    started_at: float = 0.0  # wall clock
+    asked_at: float | None = None  # monotonic, while a ping is unanswered
+    ran: float | None = None  # processor seconds at its last answer
+    memory: MemoryReadings = field(default_factory=MemoryReadings)
+    ask_by: float = 0.0  # monotonic: the next ping at the latest
+    unresponsive_since: float | None = None  # wall clock
+    stop_wanted: bool = False
+    stop_reason: str = ""
+    evicted: bool = False  # stopped without its owner's request
+    log_file: str = ""
+    exit: Exited | None = None
+
+    @property
+    def address(self) -> str:
+        """The proc's address."""
+        return self.spec.address
+
+    @property
+    def alive(self) -> bool:
+        """True until it has ended, also while it is being started."""
+        return self.exit is None
+
+    def own(self, owner: str) -> None:
+        """Changes its owner."""
+        self.spec = replace(self.spec, owner=owner)
+
+    def discard(self) -> None:
+        """Drops everything but the report for late requests, once its end has been reported."""
+        self.channel = None
+        self.watchers.clear()
+        self.spec = replace(self.spec, env={}, sys_path=(), cwd=None)
+
+    def sample(self) -> ProcSample:
+        """Returns its state and processor time as the system has them, whether it answers or not."""
+        used = processor_time(self.pid) if self.pid else None
+        return ProcSample(state_letter(self.pid) if self.pid else "", math.nan if used is None else used)
+
+    def describe(self) -> ProcStatus:
+        """Returns its part of agent.status."""
+        return ProcStatus(
+            address=self.address, pid=self.pid, state=self.state, owner=self.spec.owner, name=self.spec.name,
+            how=self.how, why=self.why, started_at=self.started_at, unresponsive_since=self.unresponsive_since,
+            exit=self.exit,
+        )  # fmt: skip
 
 
 class Start(Struct, frozen=True):
@@ -56,7 +145,7 @@ class Children:
         self._children: dict[str, Child] = {}
         self._alive: dict[str, Child] = {}  # a subset: many more may have ended
         self._popen: dict[int, subprocess.Popen[bytes]] = {}
-        self._oom = exits.OomCounter()
+        self._oom = OomCounter()
         self.reaper = Reaper(loop, self._drain)
         self.forker = Forker(loop, folder, environment, cord, self._refused, self.reaper, self._retire_light)
         self._light = Forker(loop, folder, environment, cord, self._refused, self.reaper, restarts=False)
@@ -245,7 +334,7 @@ class Children:
         child, start = self._starts[channel]
         try:
             base = self._environment if start.launch is None or start.launch.inherit_env else {}
-            process = cold.start(channel, self._cord, overlaid(base, start.spec.env), python=start.python,
+            process = start_cold(channel, self._cord, overlaid(base, start.spec.env), python=start.python,
                                  bind=start.bind, log=start.spec.log, launch=start.launch)  # fmt: skip
         except (OSError, ValueError) as error:
             self._starts.pop(channel)
@@ -260,15 +349,15 @@ class Children:
             channel.drain()
 
     def _died(self, child: Child, status: int) -> None:
-        code, signum = exits.outcome(status)
+        code, signum = exit_outcome(status)
         process = self._popen.pop(child.pid, None)
         if process is not None:
             process.returncode = -signum if signum is not None else code
         if child.channel is not None:
             self._starts.pop(child.channel, None)
         oom = signum == signal.SIGKILL and not child.stop_wanted and self._oom.struck()
-        reason = child.stop_reason if child.stop_wanted and child.stop_reason else exits.reason(code, signum, oom=oom)
-        lines, dump = exits.last_words(child.spec.log)
+        reason = child.stop_reason if child.stop_wanted and child.stop_reason else exit_reason(code, signum, oom=oom)
+        lines, dump = last_words(child.spec.log)
         self._end(child, Exited(address=child.address, host=child.spec.host, reason=reason, pid=child.pid,
                                 exitcode=code, signal=signum, last_lines=lines, dump=dump, oom=oom,
                                 memory=child.memory.text(time.time()) if oom else "",
@@ -306,3 +395,69 @@ def explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.strerror}: {error.filename}"
     return (getattr(error, "strerror", None) or str(error)) if isinstance(error, OSError) else str(error)
+
+
+class _Round(Struct, eq=False):
+    """One request to stop some procs."""
+
+    waiting: dict[str, Child]
+    done: Callable[[list[Exited]], None]
+    exits: list[Exited] = field(default_factory=list)
+    timer: Timer | None = None
+
+
+class ProcStopper:
+    """Executes requests to stop processes, several at once if need be."""
+
+    def __init__(self, loop: Loop, children: Children, sender: AgentSender) -> None:
+        self._loop = loop
+        self._children = children
+        self._sender = sender
+        self._rounds: list[_Round] = []
+
+    def stop(self, procs: Iterable[Child], *, timeout_s: float, grace_s: float, reason: str,
+             done: Callable[[list[Exited]], None] = lambda _exits: None) -> None:  # fmt: skip
+        """Stops processes; `done` gets their exits, after `timeout_s + grace_s` and a little at the latest.
+
+        With `timeout_s` zero they are not asked first.
+        """
+        children = list(procs)
+        round_ = _Round({child.address: child for child in children if child.alive}, done)
+        round_.exits = [child.exit for child in children if child.exit is not None]
+        for child in round_.waiting.values():
+            child.stop_wanted = True
+            child.stop_reason = child.stop_reason or reason
+            if child.state == "running":
+                child.state = "stopping"
+                if timeout_s > 0:
+                    self._sender.post(child.address, PROC_STOP, ProcStop(reason, timeout_s))
+        self._rounds.append(round_)
+        if timeout_s > 0:
+            round_.timer = self._loop.call_later(timeout_s, lambda: self._terminate(round_, grace_s))
+        else:
+            self._terminate(round_, grace_s)
+        self._check(round_)
+
+    def child_ended(self, child: Child) -> None:
+        """Handles the end of a process."""
+        for round_ in list(self._rounds):
+            if round_.waiting.pop(child.address, None) is not None and child.exit is not None:
+                round_.exits.append(child.exit)
+                self._check(round_)
+
+    def _terminate(self, round_: _Round, grace_s: float) -> None:
+        for child in list(round_.waiting.values()):
+            self._children.signal(child, signal.SIGTERM)
+            self._children.signal(child, signal.SIGCONT)  # a stopped process would not receive it
+        round_.timer = self._loop.call_later(grace_s, lambda: self._kill(round_))
+
+    def _kill(self, round_: _Round) -> None:
+        for child in list(round_.waiting.values()):
+            self._children.signal(child, signal.SIGKILL)
+
+    def _check(self, round_: _Round) -> None:
+        if not round_.waiting and round_ in self._rounds:
+            self._rounds.remove(round_)
+            if round_.timer is not None:
+                round_.timer.cancel()
+            round_.done(round_.exits)

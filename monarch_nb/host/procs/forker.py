@@ -1,27 +1,43 @@
-"""The agent's side of the template process: starts it, waits until it is ready, requests forks, notices its death."""
+"""The ways in which an agent starts processes: forks of the template, spares that are forked ahead, and by exec.
+
+The agent starts the template, waits until it is ready and notices its death. The cold path, a fresh interpreter by
+exec, works everywhere, and for any interpreter and environment. A spare takes the position of a rank that has ended.
+"""
 
 import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
-from monarch_nb.host.bootstrap import command
+from monarch_nb.host.launch import command
 from monarch_nb.host.loop import READ, Loop, Timer
 from monarch_nb.host.procs.channel import ProcChannel
-from monarch_nb.host.procs.environment import held_back
-from monarch_nb.host.procs.reaper import Reaper
+from monarch_nb.host.procs.environment import held_back, overlaid
+from monarch_nb.host.procs.proc_main import DESCRIPTORS
+from monarch_nb.host.procs.reaper import Reaper, kill_group
 from monarch_nb.host.procs.template import BATCH
+from monarch_nb.host.protocol import KeepSpares, Launch
+from monarch_nb.logs.spool import ERR, OUT
 
 log = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S = 10.0
 DIED = "the template process died"
+_REPLACE_S = 2.0  # until a spare is replaced, so that it does not slow down a heal
+_ATTEMPTS = 3  # starts of spares that end by themselves
+_NUMACTL = frozenset({"cpunodebind", "membind", "physcpubind"})
+_NODES = Path("/sys/devices/system/node")
 
 Refuse = Callable[[ProcChannel, str], None]
 
@@ -235,3 +251,183 @@ class Forker:
         waiting, self._waiting = self._waiting, []
         for channel in waiting:
             self._refuse(channel, reason)
+
+
+class SpareProc:
+    """A process without a rank, of a mesh ("" once it is to end). `died` is called with its wait status."""
+
+    def __init__(self, mesh: str, channel: ProcChannel, died: Callable[[int], None]) -> None:
+        self.mesh, self.channel, self.died = mesh, channel, died
+        self.pid = 0  # until it has been forked
+        self.is_ready = False  # whether it has made its calls, which take longer than a fork
+
+
+class SpareProcs:
+    """The spares of the meshes of a host. Their environment, folder and devices are those of the rank they become.
+
+    A spare that ends by itself is replaced, a few times, and nothing else happens. Everything happens on the loop's
+    thread.
+    """
+
+    def __init__(self, loop: Loop, forker: Forker, reaper: Reaper) -> None:
+        self._loop, self._forker, self._reaper = loop, forker, reaper
+        self._requests: dict[str, KeepSpares] = {}  # by mesh
+        self._spares: dict[ProcChannel, SpareProc] = {}
+        self._attempts: Counter[str] = Counter()
+
+    def keep(self, request: KeepSpares) -> None:
+        """Starts the spares of a mesh, and replaces them from now on."""
+        if request.count < 1:
+            self.end(request.mesh)
+            return
+        is_new = self._requests.get(request.mesh) != request
+        self._requests[request.mesh] = request
+        del self._attempts[request.mesh]
+        self._loop.call_later(0.0 if is_new else _REPLACE_S, lambda: self._fill(request.mesh))
+
+    def take(self, mesh: str) -> SpareProc | None:
+        """Returns and removes a spare of a mesh."""
+        spare = next((spare for spare in self._spares.values() if spare.mesh == mesh and spare.is_ready), None)
+        if spare is not None:
+            del self._spares[spare.channel]
+            del self._attempts[mesh]
+            self._loop.call_later(_REPLACE_S, lambda: self._fill(mesh))
+        return spare
+
+    def refused(self, channel: ProcChannel, reason: str) -> bool:
+        """Handles a refused fork; False if the channel belongs to no spare."""
+        spare = self._spares.get(channel)
+        if spare is None:
+            return False
+        channel.close()
+        self._ended(spare, reason)
+        return True
+
+    def end(self, mesh: str) -> None:
+        """Ends the spares of a mesh."""
+        self._requests.pop(mesh, None)
+        for spare in [spare for spare in self._spares.values() if spare.mesh == mesh]:
+            spare.mesh = ""
+            if spare.pid:  # else when it has been forked: the template has the channel
+                self._drop(spare)
+
+    def _drop(self, spare: SpareProc) -> None:
+        del self._spares[spare.channel]
+        spare.channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            kill_group(spare.pid)
+            os.kill(spare.pid, signal.SIGKILL)
+
+    def owner_gone(self, owner: str) -> None:
+        """Ends the spares of an owner's meshes."""
+        for mesh in [mesh for mesh, request in self._requests.items() if request.owner == owner]:
+            self.end(mesh)
+
+    def _fill(self, mesh: str) -> None:
+        request = self._requests.get(mesh)
+        if request is None:
+            return
+        missing = request.count - sum(spare.mesh == mesh for spare in self._spares.values())
+        channels: list[ProcChannel] = []
+        for _ in range(missing):
+            try:
+                channel = ProcChannel(self._loop, None, lambda words: None, lambda: None)
+            except OSError as error:
+                log.warning("a spare process of %s could not be started: %s", mesh, error)
+                break
+            spare = self._spares[channel] = SpareProc(mesh, channel, lambda status: None)
+            channel.attach(partial(self._on_words, spare), partial(self._channel_ended, spare))
+            channel.prepare(request.prepare)
+            channels.append(channel)
+        if channels:
+            self._forker.fork(channels)
+
+    def _on_words(self, spare: SpareProc, words: list[str]) -> None:
+        match words:
+            case ["pid", number] if not spare.pid:
+                spare.pid = int(number)
+                self._forker.forked()
+                spare.died = lambda status: self._ended(spare, f"it ended with status {status}")
+                self._reaper.watch(spare.pid, lambda status: spare.died(status))
+                if not spare.mesh:
+                    self._drop(spare)
+            case ["ready"]:
+                spare.is_ready = True
+            case ["error", *text]:
+                spare.channel.close()
+                self._ended(spare, " ".join(text))
+
+    def _channel_ended(self, spare: SpareProc) -> None:
+        if not spare.pid:  # else its death is about to be seen
+            self._ended(spare, "its start failed")
+
+    def _ended(self, spare: SpareProc, reason: str) -> None:
+        if self._spares.pop(spare.channel, None) is None:
+            return
+        spare.channel.close()
+        self._attempts[spare.mesh] += 1
+        log.warning("a spare process of %s is gone: %s", spare.mesh, reason)
+        if self._attempts[spare.mesh] < _ATTEMPTS:
+            self._loop.call_later(_REPLACE_S, lambda: self._fill(spare.mesh))
+
+
+def start_cold(channel: ProcChannel, cord: int, environment: Mapping[str, str], *, python: str | None = None,
+          bind: Mapping[str, str] | None = None, log: str = "",
+          launch: Launch | None = None) -> "subprocess.Popen[bytes]":  # fmt: skip
+    """Starts a proc in a session of its own, by a command of the user's if there is one.
+
+    Blocks for the exec (milliseconds). Raises OSError, and ValueError for an invalid binding.
+    """
+    prefix = binding_prefix(bind or {})
+    executable = None
+    if launch is None:
+        argv = prefix + command("monarch_nb.host.procs.proc_main", channel.far_fd, cord, python=python)
+    else:
+        argv = [*prefix, launch.program, *launch.args]
+        if launch.arg0 is not None and not prefix:
+            argv[0], executable = launch.arg0, launch.program
+        environment = {**overlaid(environment, launch.env), DESCRIPTORS: f"{channel.far_fd} {cord}"}
+    with contextlib.ExitStack() as files:
+        out: int | BinaryIO = subprocess.DEVNULL
+        err: int | BinaryIO = subprocess.DEVNULL
+        if log:
+            with contextlib.suppress(OSError):  # a full disk must not keep a proc from starting
+                out = files.enter_context(open(log + OUT, "ab", buffering=0))
+                err = files.enter_context(open(log + ERR, "ab", buffering=0))
+        process = subprocess.Popen(argv, executable=executable, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                   start_new_session=True, pass_fds=(channel.far_fd, cord),
+                                   env=dict(environment))  # fmt: skip
+    channel.handed_over()
+    return process
+
+
+def binding_prefix(bind: Mapping[str, str]) -> list[str]:
+    """Returns a command prefix that binds a command to processors and memory; nothing off Linux.
+
+    Keys are numactl's (`cpunodebind`, `membind`, `physcpubind`), and `cpus`, which taskset takes where numactl lacks.
+    """
+    unknown = set(bind) - _NUMACTL - {"cpus"}
+    if unknown:
+        raise ValueError(f"unknown proc_bind keys {sorted(unknown)}; known are cpunodebind, membind, physcpubind, cpus")
+    if not bind or sys.platform != "linux":
+        return []
+    search = os.environ.get("PATH")
+    if shutil.which("numactl", path=search):
+        options = {key: value for key, value in bind.items() if key in _NUMACTL} or {"physcpubind": bind["cpus"]}
+        return ["numactl", *(f"--{key}={value}" for key, value in options.items())]
+    cpus = bind.get("cpus") or bind.get("physcpubind") or _cpus_of_nodes(bind.get("cpunodebind", ""))
+    ignored = [key for key in ("membind", "cpunodebind") if key in bind and (key == "membind" or not cpus)]
+    if cpus and not shutil.which("taskset", path=search):
+        ignored.append("cpus")
+        cpus = ""
+    if ignored:
+        log.warning("proc_bind: %s is ignored: numactl is not installed on this host", ", ".join(ignored))
+    return ["taskset", "-c", cpus] if cpus else []
+
+
+def _cpus_of_nodes(nodes: str) -> str:
+    """Returns the processors of memory nodes such as "0,1", as a list for taskset; empty for anything but numbers."""
+    try:
+        return ",".join((_NODES / f"node{int(node)}" / "cpulist").read_text().strip() for node in nodes.split(","))
+    except (OSError, ValueError):
+        return ""

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable
 
 from monarch_nb.host.linux import process_memory, processor_time
 from monarch_nb.host.loop import Loop, Timer
-from monarch_nb.host.procs.child import Child
-from monarch_nb.host.procs.children import Children
+from monarch_nb.host.procs.children import Child, Children
 from monarch_nb.host.protocol import Responsiveness, observers
 from monarch_nb.host.sender import AgentSender
 from monarch_nb.host.verbs import PROC_RESPONSIVE, PROC_UNRESPONSIVE

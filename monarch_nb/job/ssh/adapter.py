@@ -1,9 +1,11 @@
-"""Agents on machines reached by SSH: starting, finding and ending them."""
+"""Agents on machines reached by SSH: starting, finding and ending them, on used and free machines of a job."""
 
 import asyncio
 import concurrent.futures
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from monarch_nb.connect.routes import Tunnel
 from monarch_nb.job.adapter import (
@@ -19,8 +21,7 @@ from monarch_nb.job.adapter import (
 )
 from monarch_nb.job.record import register_tunnel
 from monarch_nb.job.report import Ask, HelperReply
-from monarch_nb.job.ssh.machine import SSHMachine
-from monarch_nb.job.ssh.places import addresses, errors_text, first_machines, read_machine, refusal, unused
+from monarch_nb.job.ssh.machine import SSHMachine, read_machine
 from monarch_nb.transport import knock
 
 _LONGEST_S = 240.0
@@ -283,3 +284,44 @@ class SSH(JobAdapter):
         errors = [str(answer) for answer in self._ask(job, requests).values() if isinstance(answer, EngineError)]
         if errors and not forgive:
             raise EngineError("agents may still run, kill() the job again later:\n" + "\n".join(errors))
+
+
+def first_machines(options: Mapping[str, Any]) -> list[str]:
+    """Returns the machines of all meshes."""
+    return [machine for machines in options["machines"].values() for machine in machines]
+
+
+def unused(job: Running, mesh: str) -> list[str]:
+    """Returns the machines for a mesh that have no agent of the job, each as often as it is named."""
+    used = Counter(agent.id for agent in job.agents.values())
+    candidates = [*job.options["machines"].get(mesh, ()), *job.options.get("more", ())]
+    counts, free = Counter[str](), list[str]()
+    for machine in candidates:
+        counts[machine] += 1
+        if counts[machine] > used[machine]:
+            free.append(machine)
+    return free
+
+
+def refusal(job: Running, count: int, machines: Sequence[str], errors: Mapping[str, str]) -> str:
+    """Explains why no `count` more agents can be started; `errors` has those of the machines that were tried."""
+    failed = f"agents could not be started on {', '.join(errors)}:\n{errors_text(errors)}" if errors else ""
+    if machines:
+        return failed
+    used = ", ".join(dict.fromkeys(agent.id for agent in job.agents.values()))
+    return (
+        f"its machines do not suffice for {count} more (in use: {used}). Name another one: "
+        f"mesh.grow(hosts=['node7']), or give the job more of them: SSHJob(…, more=['node7'])"
+        + (f"\n{failed}" if failed else "")
+    )
+
+
+def errors_text(errors: Mapping[str, str]) -> str:
+    """Formats errors by machine, one a line."""
+    return "\n".join(f"  {error}" for error in errors.values())
+
+
+def addresses(joins: Sequence[str], dialled: str, port: int) -> tuple[str, ...]:
+    """Returns addresses to reach an agent directly: its own ones, and the one that SSH has dialled, if any."""
+    number = f"[{dialled}]" if ":" in dialled else dialled
+    return tuple(dict.fromkeys([*joins, *([f"tcp://{number}:{port}"] if dialled else [])]))

@@ -1,4 +1,4 @@
-"""One machine at the other end of an SSH connection, with a helper that runs there."""
+"""One machine at the other end of an SSH connection, its name, and the helper that runs there."""
 
 import asyncio
 import contextlib
@@ -15,8 +15,29 @@ import msgspec
 
 from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.report import HELLO, Ask, HelperReply
-from monarch_nb.job.ssh.places import read_machine
 from monarch_nb.wire import json_decoder
+
+
+class MachineName(NamedTuple):
+    """The parts of `[user@]name[:port]`; "" for absent ones."""
+
+    user: str
+    host: str
+    port: str
+
+
+def read_machine(machine: str) -> MachineName:
+    """Parses a machine's name. An IPv6 address stands alone, or in brackets before a port."""
+    user, _, address = machine.rpartition("@")
+    if address.startswith("[") and "]" in address:
+        host, _, rest = address[1:].partition("]")
+        if not rest or (rest[0] == ":" and rest[1:].isdecimal()):
+            return MachineName(user, host, rest[1:])
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and ":" not in host:
+        return MachineName(user, host, port)
+    return MachineName(user, address, "")
+
 
 _CONNECT_S = 20.0
 _AGAIN_S = 5.0  # the same for a machine that has answered before: it may be back a moment later

@@ -5,12 +5,9 @@ from typing import TYPE_CHECKING
 from monarch_nb._package import lazy_names
 
 if TYPE_CHECKING:
-    from monarch_nb.job.tools.commands import exec_command
+    from monarch_nb.job.tools.commands import exec_command, shell
     from monarch_nb.job.tools.forwarding import PortForwarder
-    from monarch_nb.job.tools.terminal import shell
 
 __all__ = ["PortForwarder", "exec_command", "shell"]
 
-__getattr__ = lazy_names(
-    __name__, {"commands": ("exec_command",), "forwarding": ("PortForwarder",), "terminal": ("shell",)}
-)
+__getattr__ = lazy_names(__name__, {"commands": ("exec_command", "shell"), "forwarding": ("PortForwarder",)})

@@ -12,13 +12,12 @@ from typing import Protocol
 import msgspec
 
 from monarch_nb.connect.workers import attach_to_workers
-from monarch_nb.host.bootstrap import command
 from monarch_nb.host.folders import make_run_folder, new_host_id, remove_run_folder, run_folder_for
+from monarch_nb.host.launch import command
 from monarch_nb.host.linux import boot_id
 from monarch_nb.host.preemption import END
 from monarch_nb.job.report import read_report
-from monarch_nb.job.state import JobState
-from monarch_nb.job.trait import JobTrait
+from monarch_nb.job.trait import JobState, JobTrait
 from monarch_nb.mesh import HostMesh
 from monarch_nb.transport import Keys, knock
 from monarch_nb.wire import json_decoder

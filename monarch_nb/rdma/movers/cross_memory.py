@@ -1,4 +1,4 @@
-"""Between processes of one machine: the kernel copies from one address space into the other (process_vm_readv(2)).
+"""On one machine: copies within this process, and between processes by the kernel (process_vm_readv(2)).
 
 No other process helps. The mark of a region is read before and after the bytes, so a buffer that was dropped
 meanwhile is an error and never somebody else's bytes. While it writes, a writer holds a lock that keeps the
@@ -14,19 +14,55 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from monarch_nb.rdma.errors import BufferDroppedError, owner_lost
-from monarch_nb.rdma.handle import BufferHandle, own_identity
-from monarch_nb.rdma.limits import Limit, side_by_side
-from monarch_nb.rdma.movers.mover import CannotReachError, Move, is_of_host
-from monarch_nb.rdma.regions import MARK, for_reading_only, writing
+from monarch_nb.rdma.errors import BufferDroppedError, Limit, owner_lost, side_by_side
+from monarch_nb.rdma.memory import move_bytes
+from monarch_nb.rdma.movers import CannotReachError, Move, is_of_host
+from monarch_nb.rdma.regions import MARK, Regions, for_reading_only, writing
+from monarch_nb.rdma.verbs import BufferHandle, own_identity
 
+_COPIED = 64 << 20  # bytes copied within this process between two checks of the limit
 _PIECE = 16 << 20  # bytes the kernel copies between two checks of the limit
 _SMALL = 4096  # bytes up to which one system call reads marks and bytes, which are checked before use
 _AT_ONCE = 256  # reads in one system call; each takes two of the kernel's 1,024 vectors
 _PR_SET_PTRACER, _ANY = 0x59616D61, 2**64 - 1  # <sys/prctl.h>
 _VECTOR = 16  # bytes of an iovec, <sys/uio.h>: an address and a size
-
 _Piece = tuple[int, int, int]  # address here, address there, bytes
+
+
+class LocalMover:
+    """Moves bytes within this process."""
+
+    alone = True
+
+    def __init__(self, process: str, regions: Regions) -> None:
+        self._process = process
+        self._regions = regions
+
+    def read(self, moves: Sequence[Move], limit: Limit) -> None:
+        """Reads buffers into other memory of this process."""
+        self._copy(moves, limit, into=False)
+
+    def write(self, moves: Sequence[Move], limit: Limit) -> None:
+        """Writes other memory of this process into buffers."""
+        self._copy(moves, limit, into=True)
+
+    def close(self) -> None:
+        """Does nothing: there are no resources."""
+
+    def _copy(self, moves: Sequence[Move], limit: Limit, *, into: bool) -> None:
+        for move in moves:
+            if move.handle.process != self._process:
+                raise CannotReachError  # without a text, since another process is no surprise
+            try:
+                with self._regions.use(move.handle.number, move.handle.secret, write=into) as memory:
+                    local = move.local
+                    for start in range(0, local.size, _COPIED):
+                        limit.remaining()
+                        size = min(_COPIED, local.size - start)
+                        offered, part = memory.part(move.offset + start, size), local.part(start, size)
+                        move_bytes(*((offered, part) if into else (part, offered)))
+            except LookupError as error:
+                raise BufferDroppedError(f"{move.handle} was dropped; its owner offers it no longer") from error
 
 
 def _kernel(name: str) -> "Callable[..., int] | None":

@@ -6,12 +6,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from monarch_nb.gpu import GpuDriver, GpuError, driver
-from monarch_nb.rdma.errors import OwnerLostError
-from monarch_nb.rdma.handle import BufferHandle, DeviceRegion
-from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.errors import Limit, OwnerLostError
 from monarch_nb.rdma.memory import Memory, move_bytes
+from monarch_nb.rdma.movers import CannotReachError, Move
 from monarch_nb.rdma.movers.cross_memory import check_identity, check_offered, written
-from monarch_nb.rdma.movers.mover import CannotReachError, Move
+from monarch_nb.rdma.verbs import BufferHandle, DeviceRegion
 
 _PIECE = 8 << 30  # bytes copied between two checks of the limit: some milliseconds on the device
 _OPEN = 32  # allocations that stay open: each keeps its owner's memory from being freed

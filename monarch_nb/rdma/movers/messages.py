@@ -6,11 +6,9 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from monarch_nb.rdma.errors import BufferDroppedError, RDMAError, owner_lost
-from monarch_nb.rdma.handle import BufferHandle
-from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.movers.mover import Move
-from monarch_nb.rdma.verbs import READ, WRITE, ReadRequest, TransferOutcome, WriteRequest
+from monarch_nb.rdma.errors import BufferDroppedError, Limit, RDMAError, owner_lost
+from monarch_nb.rdma.movers import Move
+from monarch_nb.rdma.verbs import READ, WRITE, BufferHandle, ReadRequest, TransferOutcome, WriteRequest
 from monarch_nb.wire import Verb
 
 _PIECE = 1 << 20  # bytes in one message

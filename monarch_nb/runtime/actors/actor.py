@@ -1,13 +1,21 @@
-"""The base class of users' actors."""
+"""The base class of users' actors, and their endpoints: the methods that may be called from elsewhere."""
 
+import contextlib
+import functools
+import inspect
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Self
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+T = TypeVar("T")
+_USER_HOOKS = ("__supervise__", "__cleanup__", "_handle_undeliverable_message")
 
 
 def _default(method: "Callable[..., object]") -> "Callable[..., object]":
@@ -72,3 +80,155 @@ class Actor:
     def size(self, dim: "str | Sequence[str] | None" = None) -> int:
         """On a mesh of such actors: returns their number. On an actor itself: NotImplementedError."""
         raise _no_mesh("size")
+
+
+Coro: TypeAlias = Coroutine[Any, Any, T]
+Kind = Literal["sync", "async"]
+
+
+class EndpointProperty(Generic[P, R]):
+    """A method marked as callable from elsewhere; on a mesh it becomes an endpoint with adverbs."""
+
+    def __init__(
+        self,
+        method: Callable[..., object],
+        propagator: object = None,
+        explicit_response_port: bool = False,
+        instrument: bool = True,
+        *,
+        concurrent: bool = False,
+    ) -> None:
+        functools.update_wrapper(self, method)
+        self.method = self._method = method  # programs of torchmonarch read `_method`
+        with contextlib.suppress(AttributeError):  # a callable that is no function may have no room for it
+            method._method = method  # type: ignore[attr-defined]  # tests of actors write `actor.step._method(actor)`
+        self.propagator = self._propagator = propagator
+        self.explicit_response_port = self._explicit_response_port = explicit_response_port
+        self._instrument = instrument
+        self._concurrent = concurrent
+
+    @property
+    def is_async(self) -> bool:
+        """True for `async def` endpoints."""
+        return inspect.iscoroutinefunction(self._method)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        # On the class: the property itself. On the object: the plain method, so that actors can call their own.
+        return self if instance is None else self._method.__get__(instance, owner)
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Calls the plain method; the first argument is the object."""
+        return self._method(*args, **kwargs)
+
+
+AnyEndpoint: TypeAlias = EndpointProperty[..., object]
+
+
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], Coro[R]], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(
+    *, propagate: object = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Callable[[Callable[..., object]], AnyEndpoint]: ...
+def endpoint(
+    method: Callable[..., object] | None = None,
+    *,
+    propagate: object = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Marks a method of an `Actor` as callable from elsewhere; one message at a time runs in an actor.
+
+    With `explicit_response_port` the method gets a `Port` as its first argument and answers through it.
+    """
+
+    def mark(function: Callable[..., object]) -> AnyEndpoint:
+        if isinstance(function, EndpointProperty):
+            raise ValueError(f"{function._method.__name__} is an endpoint already")
+        return EndpointProperty(
+            function, propagator=propagate, explicit_response_port=explicit_response_port, instrument=instrument
+        )
+
+    return mark if method is None else mark(method)
+
+
+def concurrent_endpoint(
+    method: Callable[..., object] | None = None,
+    *,
+    propagate: object = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Like `endpoint`, for `async def` only: its body runs as a task while the actor handles further messages."""
+
+    def mark(function: Callable[..., object]) -> AnyEndpoint:
+        if isinstance(function, EndpointProperty):
+            raise ValueError(f"{function._method.__name__}: use either @endpoint or @concurrent_endpoint, not both")
+        if not inspect.iscoroutinefunction(function):
+            raise ValueError(f"concurrent_endpoint {function.__name__} must be an `async def`")
+        return EndpointProperty(
+            function,
+            propagator=propagate,
+            explicit_response_port=explicit_response_port,
+            instrument=instrument,
+            concurrent=True,
+        )
+
+    return mark if method is None else mark(method)
+
+
+def endpoints_of(cls: type) -> dict[str, AnyEndpoint]:
+    """Returns the endpoints of an actor class by name, inherited ones included."""
+    endpoints: dict[str, AnyEndpoint] = {}
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            if isinstance(value, EndpointProperty):
+                endpoints[name] = value
+            else:
+                endpoints.pop(name, None)
+    return endpoints
+
+
+def undeclared_name(name: str, *, explicit: bool) -> str:
+    """Returns the name in messages of a method that is not marked as an endpoint."""
+    return f"@!{name}" if explicit else f"@{name}"
+
+
+def undeclared(cls: type, name: str) -> AnyEndpoint | None:
+    """Returns the method that `undeclared_name` stands for; None for other names."""
+    if not name.startswith("@"):
+        return None
+    method = getattr(cls, name.lstrip("@!"), None)
+    return EndpointProperty(method, explicit_response_port=name.startswith("@!")) if callable(method) else None
+
+
+def _overrides(cls: type, hook: str) -> Callable[..., object] | None:
+    method = getattr(cls, hook, None)
+    return None if method is None or getattr(method, "_monarch_default", False) else method
+
+
+def kind_of(cls: type) -> Kind:
+    """Returns the kind of an actor class: "sync" runs on a thread of its own, "async" on an event loop of its own.
+
+    Raises ValueError for classes that mix both.
+    """
+    endpoints = endpoints_of(cls)
+    asynchronous = [name for name, ep in endpoints.items() if ep.is_async]
+    synchronous = [name for name in endpoints if name not in asynchronous]
+    name = cls.__name__
+    if asynchronous and synchronous:
+        raise ValueError(
+            f"{name} mixes both async and sync endpoints: {', '.join(asynchronous)} are async, "
+            f"{', '.join(synchronous)} are not. Make all of them `def` or all of them `async def`"
+        )
+    hooks = {hook: inspect.iscoroutinefunction(method) for hook in _USER_HOOKS if (method := _overrides(cls, hook))}
+    if synchronous:
+        for hook, is_async in hooks.items():
+            if is_async:
+                raise ValueError(f"{name} has sync endpoints, but an async {hook}; make it `def`")
+        return "sync"
+    if asynchronous and hooks.get("__cleanup__") is False:
+        raise ValueError(f"{name} has async endpoints, but a synchronous __cleanup__; make it `async def`")
+    return "async"

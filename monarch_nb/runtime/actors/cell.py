@@ -1,6 +1,5 @@
 """One actor in its process, from its spawn to its end: its inbox, its object, how its messages run, how it ends."""
 
-import asyncio
 import contextlib
 import inspect
 import logging
@@ -14,16 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from monarch_nb._deferred import asyncio
 from monarch_nb.routing import Gap, Inbox, InboxOverflow
-from monarch_nb.runtime.actors.cleanup import Cleanup
-from monarch_nb.runtime.actors.endpoint import AnyEndpoint, endpoints_of, kind_of, undeclared
-from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
-from monarch_nb.runtime.actors.interrupts import InterruptWindow
-from monarch_nb.runtime.cancellation import not_run
+from monarch_nb.runtime.actors.actor import AnyEndpoint, endpoints_of, kind_of, undeclared
+from monarch_nb.runtime.actors.executors import AsyncExecutor, Cleanup, SyncExecutor
+from monarch_nb.runtime.actors.interrupts import InterruptWindow, not_run
+from monarch_nb.runtime.calls import EncodedObject
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current, point_of, stream_of
-from monarch_nb.runtime.encoded_arguments import EncodedObject
 from monarch_nb.runtime.ports import ReplyPort
-from monarch_nb.runtime.spans import continued, instrumented
+from monarch_nb.runtime.recorder import continued, instrumented
 from monarch_nb.runtime.verbs import RunsOn, SpawnActor
 from monarch_nb.settings import settings
 from monarch_nb.wire import (

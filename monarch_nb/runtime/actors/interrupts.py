@@ -1,4 +1,8 @@
-"""Interrupts of endpoints: requested by other processes, raised on the actor's thread where it allows that."""
+"""Interrupts and cancellations of endpoints, requested by other processes; and a `time.sleep` that an interrupt ends.
+
+Python runs signal handlers on the main thread alone, and all other threads resume their sleep: neither a signal nor an
+exception thrown into a thread ends the C function there.
+"""
 
 import contextlib
 import linecache
@@ -7,20 +11,22 @@ import signal
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_nb.runtime.actors.sleeping import wake
-from monarch_nb.runtime.verbs import Interrupt, RunningEndpoint, WhatRuns
+from monarch_nb._deferred import asyncio
+from monarch_nb.runtime.meshes import ActorState
+from monarch_nb.runtime.verbs import CANCEL, Cancel, Interrupt, RunningEndpoint, WhatRuns
 from monarch_nb.transport import AGAIN_S, Clock, take_back, throw_into
 from monarch_nb.wire import Asker
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.actors.cell import ActorCell
-    from monarch_nb.runtime.cancellation import CancelledCalls
+    from monarch_nb.runtime.process import Runtime
 
 INTERRUPT_INTERVAL = 0.2  # seconds; a sooner interrupt counts as the one before, which may not have arrived yet
 FREES_AFTER = 0.2  # seconds from an interrupt until an endpoint that still runs is freed from waits in process groups
@@ -30,6 +36,10 @@ POLL_INTERVAL = 0.02  # seconds
 _REMEMBERED = 64  # interrupts, as each may arrive twice
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
+REMEMBERED_CALLS = 4096  # cancelled calls whose messages may still be waiting, or on their way
+OWN_THREAD = 256  # ranks from which on a separate thread sends to them
+_LONGEST = threading.TIMEOUT_MAX  # seconds of one sleep
+_WAKES: signal.Signals | None = getattr(signal, "SIGURG", None)  # ignored by default, and by nearly everybody
 
 
 class InterruptWindow:
@@ -216,7 +226,7 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_PACKAGE):
-            if first is not None and not file.endswith(("sleeping.py", "future.py")):
+            if first is not None and file != __file__ and not file.endswith("future.py"):
                 break  # frames above the endpoint
         elif not file.startswith((_LIBRARY, "<frozen")):
             return frame
@@ -224,3 +234,120 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
             first = frame
         frame = frame.f_back
     return first
+
+
+class CancelledCalls:
+    """The ids of the latest cancelled calls."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, call: str) -> bool:
+        return call in self._calls
+
+    def add(self, call: str) -> None:
+        """Keeps a call that has not begun here from beginning; its message may still arrive, by another route."""
+        self._calls[call] = None
+        while len(self._calls) > REMEMBERED_CALLS:
+            self._calls.popitem(last=False)
+
+
+def not_run() -> "asyncio.CancelledError":
+    """Returns the answer to a message that is never run, so that agents stop waiting for its answer."""
+    return asyncio.CancelledError("the call was cancelled before it ran")
+
+
+class Cancellation:
+    """Requests that other processes cancel calls of this one, and executes such requests of others.
+
+    Calls that an endpoint itself waits for are cancelled with it, and so on: an `async def` is cancelled, a `def` sees
+    the call that it waits for end with a CancelledError.
+    """
+
+    def __init__(self, runtime: "Runtime") -> None:
+        self._runtime = runtime
+
+    def send(self, call: str, mesh: str, ranks: list[int]) -> None:
+        """Sends a request to each of `ranks` once, without retries: dead ones have nothing to cancel. Never blocks."""
+        runtime = self._runtime
+        state = runtime.meshes.get(mesh)
+        if not isinstance(state, ActorState):
+            return
+        procs = state.procs
+
+        def send() -> None:
+            for rank in ranks:
+                try:
+                    runtime.post(procs.address(rank), CANCEL, Cancel(call, mesh, rank))
+                except Exception:  # ended, or unreachable: its supervision handles that
+                    continue
+
+        if len(ranks) < OWN_THREAD:
+            send()
+        else:
+            threading.Thread(target=send, name="monarch-cancel", daemon=True).start()
+
+    def arrive(self, cancel: Cancel, asker: Asker[None]) -> None:
+        """Cancels a call to an actor of this process (reading thread)."""
+        runtime = self._runtime
+        runtime.cancelled.add(cancel.call)
+        cell = runtime.cells.get((cancel.mesh, cancel.rank))
+        if cell is None:
+            return
+
+        def cancel_nested() -> None:
+            for nested in tuple(runtime.calls.values()):
+                made_by = nested.caller
+                if made_by.call == cancel.call and made_by.actor_instance.cell is cell:
+                    nested.cancel()
+
+        cell.cancel(cancel.call, cancel_nested)
+
+
+_c_sleep = time.sleep
+_wakers: dict[int, threading.Lock] = {}  # by thread of a sync actor; locked until it must wake up
+
+
+def enter_sync_actor() -> None:
+    """Notes that the calling thread runs a sync actor."""
+    waker = _wakers[threading.get_ident()] = threading.Lock()
+    waker.acquire()
+
+
+def leave_sync_actor() -> None:
+    """Notes that the calling thread runs no sync actor any more."""
+    _wakers.pop(threading.get_ident(), None)
+
+
+def wake(thread: int) -> None:
+    """Ends a sleep of that thread (its ident), and C code that gives up at a signal.
+
+    Most of Python's own blocking calls resume after a signal: those are not woken.
+    """
+    waker = _wakers.get(thread)
+    if waker is None:
+        return
+    with contextlib.suppress(RuntimeError):  # it was woken already
+        waker.release()
+    if _WAKES is not None and callable(signal.getsignal(_WAKES)):  # else it would not interrupt anything
+        signal.pthread_kill(thread, _WAKES)
+
+
+def sleep(seconds: Any, /) -> None:
+    """Delays execution for a number of seconds, which may be a fraction."""
+    waker = _wakers.get(threading.get_ident())
+    if waker is None or type(seconds) not in (int, float) or not 0 < seconds < _LONGEST:
+        _c_sleep(seconds)
+        return
+    until = time.monotonic() + seconds
+    while (remaining := until - time.monotonic()) > 0:
+        waker.acquire(timeout=remaining)  # exceptions that woke it are raised here
+
+
+def install_sleep() -> None:
+    """Replaces `time.sleep` by `sleep`, in a process that was started to hold actors. On the main thread."""
+    sleep.__module__ = "time"  # it is pickled by that name
+    time.sleep = sleep
+    if _WAKES is not None and signal.getsignal(_WAKES) is signal.SIG_DFL:
+        signal.signal(_WAKES, lambda number, frame: None)
+        signal.siginterrupt(_WAKES, True)

@@ -1,25 +1,164 @@
-"""Displays of a process follow its output, within bounds: large ones are sent as text."""
+"""Displays of a process: forms of objects by MIME type, which follow its output within bounds, as in a notebook.
 
+`display` works for libraries, too. Nothing is imported for that: modules are changed once the user's code has imported
+them. The environment is not changed, as child processes inherit it: those may run another Python.
+"""
+
+import base64
+import builtins
+import inspect
+import io
 import os
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch_nb.runtime.output.forms import PLAIN, WIDGET, forms_of, sendable
-from monarch_nb.runtime.output.forms import text_of as plain_text
-from monarch_nb.wire import error_line, text_of
-from monarch_nb.wire.display import LATER, NOW, Display, encode_display, size_of
+from monarch_nb._package import when_imported
+from monarch_nb.wire import ThreadCutOff, error_line, repr_of, text_of, type_name
+from monarch_nb.wire.plain import LATER, NOW, Display, encode_display, size_of
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.output.own_log import OwnLog
 
+PLAIN = "text/plain"
+LONGEST = 100_000  # characters of the text
+WIDGET = "application/vnd.jupyter.widget-view+json"  # refers to a model in the process that made it
+_MIMEBUNDLE = "_repr_mimebundle_"
+_METHODS = {
+    "text/html": "_repr_html_",
+    "text/markdown": "_repr_markdown_",
+    "text/latex": "_repr_latex_",
+    "image/svg+xml": "_repr_svg_",
+    "image/png": "_repr_png_",
+    "image/jpeg": "_repr_jpeg_",
+    "image/gif": "_repr_gif_",
+    "application/pdf": "_repr_pdf_",
+    "application/json": "_repr_json_",
+    "application/javascript": "_repr_javascript_",
+}
+_CANARY = "_ipython_canary_method_should_not_exist_"  # objects with this method pretend to have any method
 MOST = 4 << 20  # bytes of one display
 BRIEF = 2000  # characters of the text in logs
 BURST, RATE = 16 << 20, 4 << 20  # bytes of all displays of a process: at once, and in each second after
 MOST_PENDING = 64  # displays whose latest update waits
+BACKEND = "module://monarch_nb.runtime.output.figures"
+# Set by a kernel for itself: not chosen by the user, and useless in another process.
+_OF_KERNELS = ("", "module://matplotlib_inline.backend_inline", "module://ipykernel.pylab.backend_inline")
+_REPLACED = ("display", "update_display", "publish_display_data", "clear_output")
+
+
+class Forms(NamedTuple):
+    """Forms by MIME type, images in base64; `data` always has a text."""
+
+    data: dict[str, object]
+    metadata: dict[str, object]
+
+    @property
+    def rich(self) -> bool:
+        """True if there is more than text."""
+        return len(self.data) > 1
+
+
+def forms_of(value: object, include: Collection[str] | None = None, exclude: Collection[str] | None = None) -> Forms:
+    """Returns all forms of an object, or those of some MIME types. Errors of its methods go to standard error."""
+    data: dict[str, object] = {}
+    metadata: dict[str, object] = {}
+    _take(data, metadata, _call_method(value, _MIMEBUNDLE, include=include, exclude=exclude))
+    for kind, method in _METHODS.items():
+        result = None if kind in data or kind in (exclude or ()) else _call_method(value, method)
+        if result is not None:
+            form, about = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+            _take(data, metadata, ({kind: form}, {kind: about} if about else {}))
+    picture = None if "image/png" in data else _figure(value)
+    if picture is not None:
+        data["image/png"] = base64.b64encode(picture).decode("ascii")
+    data.pop(WIDGET, None)
+    selected = {
+        kind: form
+        for kind, form in data.items()
+        if (include is None or kind in include) and kind not in (exclude or ())
+    }
+    selected.setdefault(PLAIN, plain_text(value))
+    return Forms(selected, {kind: about for kind, about in metadata.items() if kind in selected})
+
+
+def may_be_rich(value: object) -> bool:
+    """Returns whether an object may have more forms than text. Calls none of its methods."""
+    kind = type(value)
+    figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
+    return any(hasattr(kind, name) for name in (_MIMEBUNDLE, *_METHODS.values())) or (
+        figure is not None and issubclass(kind, figure)
+    )
+
+
+def plain_text(value: object) -> str:
+    """Returns an object as text, in IPython's form where that is loaded. Never raises errors of its methods."""
+    pretty = getattr(sys.modules.get("IPython.lib.pretty"), "pretty", None)
+    try:
+        text = text_of(pretty(value)) if pretty is not None else repr_of(value)
+    except ThreadCutOff:
+        raise
+    except BaseException:
+        text = repr_of(value)  # names the error
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _take(data: dict[str, object], metadata: dict[str, object], result: object) -> None:
+    """Adds the result of an object's method: forms, or a pair of forms and their metadata."""
+    forms, about = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    data.update(sendable(forms if isinstance(forms, Mapping) else {}))
+    metadata.update(about if isinstance(about, Mapping) else {})
+
+
+def sendable(forms: Mapping[Any, object]) -> dict[str, object]:
+    """Returns forms as notebooks take them: text, bytes in base64, and data where the MIME type is that of JSON."""
+    return {str(kind): _form(str(kind), form) for kind, form in forms.items() if form is not None}
+
+
+def _form(kind: str, form: object) -> object:
+    if isinstance(form, bytes):
+        return base64.b64encode(form).decode("ascii")
+    return form if isinstance(form, str) or kind.endswith("json") else text_of(form)
+
+
+def _call_method(value: object, name: str, **arguments: object) -> object:
+    """Returns the result of an object's method; None without such a method, or if it raises."""
+    try:
+        method = None if inspect.isclass(value) or hasattr(value, _CANARY) else getattr(value, name, None)
+    except ThreadCutOff:
+        raise
+    except BaseException:  # an object whose attributes cannot be read
+        return None
+    try:
+        return method(**arguments) if callable(method) else None
+    except (NotImplementedError, ThreadCutOff, KeyboardInterrupt) as error:
+        if not isinstance(error, NotImplementedError):
+            raise
+        return None
+    except BaseException as error:
+        sys.stderr.write(f"{type_name(value)}.{name} raised {error_line(error)}\n")
+        return None
+
+
+def _figure(value: object) -> bytes | None:
+    """Returns a figure of matplotlib as PNG; None for anything else."""
+    figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
+    if figure is None or not issubclass(type(value), figure):  # without asking the object, which may be anything
+        return None
+    file = io.BytesIO()
+    drawn: Any = value
+    try:
+        drawn.canvas.print_figure(file, format="png", dpi=drawn.dpi, facecolor=drawn.get_facecolor(),
+                                  edgecolor=drawn.get_edgecolor(), bbox_inches="tight")  # fmt: skip
+    except Exception as error:
+        sys.stderr.write(f"the figure could not be drawn: {error_line(error)}\n")
+        return None
+    return file.getvalue()
 
 
 class Displays:
@@ -199,3 +338,72 @@ def publish_display_data(
 def clear_output(wait: bool = False) -> None:
     """Removes the displays of this call here so far; with `wait`, when the next display arrives."""
     displays.clear(wait)
+
+
+def install_display() -> None:
+    """Installs the hooks."""
+    vars(builtins)["display"] = display
+    changes: dict[str, Callable[[ModuleType], None]] = {
+        "IPython.core.display": _display_here,  # where IPython 7 has them
+        "IPython.core.display_functions": _display_here,
+        "IPython.display": _display_here,
+        "tqdm.notebook": _bars_as_text,
+    }
+    if os.environ.get("MPLBACKEND", "") in _OF_KERNELS:
+        os.environ.pop("MPLBACKEND", None)
+        changes["matplotlib"] = _draw_here
+    if "PLOTLY_RENDERER" not in os.environ:
+        changes["plotly.io._renderers"] = _draw_as_data
+    for name, change in changes.items():
+        when_imported(name, partial(_change, name, change))
+
+
+def _change(name: str, change: Callable[[ModuleType], None], module: ModuleType) -> None:
+    try:
+        change(module)
+    except Exception as error:  # another version of the library
+        sys.stderr.write(f"{name} does not display in notebooks from here: {error_line(error)}\n")
+
+
+def open_figures() -> list[int]:
+    """Returns the numbers of the open figures of pyplot that `plt.show()` would display."""
+    figures = sys.modules.get("monarch_nb.runtime.output.figures")
+    return list(figures.numbers()) if figures is not None else []
+
+
+def show_figures(before: Sequence[int], value: object = None) -> None:
+    """Displays and closes the figures that a cell has opened; a figure that is the cell's value is closed only."""
+    figures = sys.modules.get("monarch_nb.runtime.output.figures")
+    if figures is not None and _backend() == BACKEND:
+        figures.show_each([number for number in figures.numbers() if number not in before], value)
+
+
+def _backend() -> str:
+    matplotlib = sys.modules.get("matplotlib")
+    return str(dict.__getitem__(matplotlib.rcParams, "backend")) if matplotlib is not None else ""
+
+
+def _draw_here(matplotlib: ModuleType) -> None:
+    matplotlib.rcParams["backend"] = BACKEND
+
+
+def _draw_as_data(module: ModuleType) -> None:
+    """Makes Plotly display as in a kernel; outside of one it opens a browser."""
+    module.renderers.default = "plotly_mimetype+notebook_connected"
+
+
+def _display_here(module: ModuleType) -> None:
+    for name in _REPLACED:
+        if hasattr(module, name):
+            setattr(module, name, globals()[name])
+
+
+def _bars_as_text(module: ModuleType) -> None:
+    """Replaces progress bars of widgets, which need a kernel, by lines that overwrite themselves."""
+    plain = sys.modules.get("tqdm.std")
+    if plain is None:
+        return
+    for name in ("tqdm", "tqdm_notebook"):
+        setattr(module, name, plain.tqdm)
+    for name in ("trange", "tnrange"):
+        setattr(module, name, plain.trange)

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded tensors on the workers' disks, restored also on a mesh of another shape."""
+"""Files of sharded tensors on the workers' disks, restored also on a mesh of another shape."""
 
 from monarch_nb.tensor.checkpoints.checkpoints import CheckpointError, Checkpoints
 

@@ -1,26 +1,56 @@
-"""`monarch.checkpoint`: saves a model and its optimizer during training, and restores them."""
+"""Files of sharded tensors: checkpoints during training, state dicts, and safetensors files.
 
+Workers write and read their own shards. A safetensors file is eight bytes with the length of the header, the header in
+JSON, and the values, row-major.
+"""
+
+import json
+import math
+import mmap
 import os
 import pickle
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch.distributed.tensor import Replicate
 
+from monarch_nb.mesh import ValueMesh
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.checkpoints import workers
-from monarch_nb.tensor.checkpoints.workers import all_of
+from monarch_nb.tensor.checkpoints.workers import State, all_of
 from monarch_nb.tensor.commands import RunFunction, TensorOf
 from monarch_nb.tensor.factories import make, refilling
 from monarch_nb.tensor.handle import MeshTensor, current
+from monarch_nb.tensor.mesh import Mesh
 from monarch_nb.tensor.propagation import Placements
+from monarch_nb.tensor.sharding import ShardingSpec
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 
 aten = torch.ops.aten
+T = TypeVar("T")
+
+# Names of data types in the header of a safetensors file.
+_TYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+_LONGEST = 100 << 20  # bytes of such a header, the limit of the format
 
 
 class CheckpointError(RuntimeError):
@@ -264,3 +294,173 @@ class Checkpoints:
             raise CheckpointError(
                 f"the checkpoint of step {number} in {self.folder} cannot be read: {error}"
             ) from error
+
+
+def save(state_dict: State, path: str | os.PathLike[str]) -> None:
+    """Saves a state dict to a folder in the format of `torch.distributed.checkpoint`; blocks until it is complete.
+
+    `state_dict` may be nested: {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}. All hosts
+    of the mesh have to see the folder; its earlier content is replaced at the end. Raises TensorError for errors on
+    the workers, ContentsLostError where contents are lost: the folder is unchanged then.
+    """
+    path = os.path.abspath(path)
+    stream = _stream(state_dict)
+    stream.held.require_contents(tensor.reference.number for tensor in all_of(MeshTensor, state_dict))
+    _run(stream, state_dict, workers.write, path, f"{path}.{uuid.uuid4().hex[:8]}")
+
+
+def load(state_dict: State, path: str | os.PathLike[str]) -> None:
+    """Loads a checkpoint of `save`, or of `torch.distributed.checkpoint`, into a state dict of the same form, in place.
+
+    Tensors may have other placements than when they were saved, on a mesh of another shape. Values such as numbers are
+    replaced in the dict: pass it to `load_state_dict` afterwards if it has such. Tensors whose contents are lost
+    since the mesh was healed have contents again. Blocks; raises TensorError where the folder lacks a value.
+    """
+    stream = _stream(state_dict)
+    tensors = tuple(all_of(MeshTensor, state_dict))
+    with rewriting(tensor.reference for tensor in tensors), refilling(stream, tensors):
+        loaded = _run(stream, state_dict, workers.read, os.path.abspath(path), written=tensors)
+    _copy_values(state_dict, loaded)
+
+
+def run_on_shards(
+    tensors: Mapping[str, MeshTensor], function: Callable[..., T], *args: object, written: bool = False
+) -> ValueMesh[T]:
+    """Runs `function(tensors, *args)` in each process of a mesh, in order with the operations, on DTensors.
+
+    `written`: the function fills all of them, which may have lost their contents before. Blocks; returns the results.
+    Raises TensorError with the errors by rank, ContentsLostError.
+    """
+    stream = _stream(dict(tensors))
+    if not written:
+        stream.held.require_contents(tensor.reference.number for tensor in tensors.values())
+        return stream.run_everywhere(RunFunction(function, (_as_references(dict(tensors)), *args), {}))
+    references = [tensor.reference for tensor in tensors.values()]
+    with rewriting(references), refilling(stream, tuple(tensors.values())):
+        return stream.run_everywhere(RunFunction(function, (_as_references(dict(tensors)), *args), {}), references)
+
+
+def _stream(state: State) -> Stream:
+    streams = {tensor.reference.stream for tensor in all_of(MeshTensor, state)}
+    if len(streams) != 1:
+        contents = "no tensor on a mesh" if not streams else "tensors of several meshes"
+        raise ValueError(f"a state dict that is saved and loaded by workers has those of one mesh; here is {contents}")
+    stream: Stream = streams.pop()
+    stream.resume_if_healed()
+    return stream
+
+
+def _run(
+    stream: Stream, state: State, function: Callable[..., T], *args: object, written: Iterable[MeshTensor] = ()
+) -> T:
+    command = RunFunction(function, (_as_references(state), *args), {})
+    return stream.run_everywhere(command, [tensor.reference for tensor in written]).get(0)
+
+
+def _as_references(value: object) -> object:
+    if isinstance(value, MeshTensor):
+        return TensorOf(current(value), sharded=True)
+    if isinstance(value, dict):
+        return {key: _as_references(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_as_references, value))
+    return value
+
+
+def _copy_values(state: Any, loaded: Any) -> None:
+    """Copies values other than sharded tensors into a state of the same structure."""
+    for key in state if isinstance(state, dict) else range(len(state)):
+        old, new = state[key], loaded[key]
+        if isinstance(old, MeshTensor):
+            continue
+        if isinstance(old, torch.Tensor):
+            old.copy_(new)
+        elif isinstance(old, (dict, list)):
+            _copy_values(old, new)
+        elif not (isinstance(old, tuple) and next(all_of(MeshTensor, old), None) is not None):
+            state[key] = new
+
+
+class Stored(NamedTuple):
+    """A tensor in a file; `begin` is the offset of its values in bytes."""
+
+    file: str
+    begin: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def stored_in(path: str) -> dict[str, Stored]:
+    """Returns the tensors in a file, or in all such files of a folder, by name. Reads the headers only.
+
+    Raises FileNotFoundError, and ValueError for a file of another format.
+    """
+    location = Path(path)
+    files = sorted(location.glob("*.safetensors")) if location.is_dir() else [location]
+    if not files:
+        raise FileNotFoundError(f"there is no *.safetensors in {path}")
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        tensors.update(_header(file))
+    return tensors
+
+
+def _header(file: Path) -> dict[str, Stored]:
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 2 <= length <= min(_LONGEST, size - 8):
+            raise ValueError(f"{file} is no file of safetensors, or its end is missing")
+        try:
+            entries = json.loads(opened.read(length))
+            return {
+                name: _entry(file, entry, 8 + length, size) for name, entry in entries.items() if name != "__metadata__"
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} is no file of safetensors: {error}") from None
+
+
+def _entry(file: Path, entry: dict[str, Any], values: int, size: int) -> Stored:
+    begin, end = (int(offset) for offset in entry["data_offsets"])
+    shape = tuple(int(length) for length in entry["shape"])
+    dtype = _TYPES[str(entry["dtype"])]
+    if not 0 <= begin <= end <= size - values or end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError("a tensor in it has another size than its header says")
+    return Stored(str(file), values + begin, dtype, shape)
+
+
+def read_part(part: Sequence[slice], stored: Stored) -> torch.Tensor:
+    """Reads a part of a tensor in a file, and only the pages of that part."""
+    count = math.prod(stored.shape)
+    if not count:
+        return torch.empty(stored.shape, dtype=stored.dtype)[tuple(part)]
+    with open(stored.file, "rb") as opened:
+        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+    tensor = torch.frombuffer(mapped, dtype=stored.dtype, count=count, offset=stored.begin)
+    return tensor.view(stored.shape)[tuple(part)].clone(memory_format=torch.contiguous_format)
+
+
+def load_safetensors(
+    path: str,
+    mesh: Mesh,
+    sharding_spec: Mapping[str, ShardingSpec] | Callable[[str, tuple[int, ...]], ShardingSpec] | None = None,
+) -> dict[str, MeshTensor]:
+    """Returns the tensors in a file of safetensors, or in all such files of a folder, sharded over a mesh.
+
+    `sharding_spec` is as for `monarch.distribute`: a mapping of names to specs, or a function of name and
+    shape; tensors without one are replicated. The path must lead to the same files on each host. Blocks
+    until the headers are read; the values are read while the program continues.
+    Raises TensorError if a file cannot be read, ValueError for a name that is in none.
+    """
+    first, *peers = mesh.execute(stored_in, str(path)).values()
+    if any(peer.keys() != first.keys() for peer in peers):
+        raise ValueError(f"{path}: the processes of the mesh see different files there")
+    if isinstance(sharding_spec, Mapping):
+        unknown = sorted(set(sharding_spec) - set(first))
+        if unknown:
+            raise ValueError(f"{path} has no tensor {', '.join(map(repr, unknown[:5]))}")
+    loaded = {}
+    for name, stored in first.items():
+        spec = sharding_spec(name, stored.shape) if callable(sharding_spec) else (sharding_spec or {}).get(name)
+        loaded[name] = mesh.from_parts(read_part, stored, size=stored.shape, dtype=stored.dtype, sharding_spec=spec)
+    return loaded

@@ -27,13 +27,12 @@ from monarch_nb.tensor.commands import (
 )
 from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import Issued, Program, RunDifference, Sent, difference, renamed
+from monarch_nb.tensor.errors import CallSite, origin_of
 from monarch_nb.tensor.handle import MeshTensor
-from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta, OperationPlan
-from monarch_nb.tensor.references import LogicalMemory, Reference
+from monarch_nb.tensor.references import Calls, LogicalMemory, Reference
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.stream import Stream
-from monarch_nb.tensor.table import Calls
 from monarch_nb.tensor.workers.plans import PlanSignature
 
 _NODES = 10_000  # of a graph, examined at most

@@ -28,10 +28,9 @@ from monarch_nb.tensor.compiled.capture import (
 )
 from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import RunDifference, Trace
-from monarch_nb.tensor.errors import CompileError, CompileWarning
+from monarch_nb.tensor.errors import CallSite, CompileError, CompileWarning, origin_of
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.lanes import ACTIVE, check_lane
-from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta
 from monarch_nb.tensor.references import CallSites, Copied, Reference, StepWrites, WriteRecord
 from monarch_nb.tensor.seeds import seed_number

@@ -14,9 +14,20 @@ from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshResized, ProcExited
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.runtime import Future, ProcState, Runtime, when_done
-from monarch_nb.tensor.failure import Failure, ranks_text
 from monarch_nb.tensor.groups.service import GROUPS
-from monarch_nb.tensor.verbs import CUT, GO_ON, HOW_FAR, CutGroup, GoOn, HowFar, Interrupted, RankFailed, StreamProgress
+from monarch_nb.tensor.verbs import (
+    CUT,
+    GO_ON,
+    HOW_FAR,
+    CutGroup,
+    Failure,
+    GoOn,
+    HowFar,
+    Interrupted,
+    RankFailed,
+    StreamProgress,
+    ranks_text,
+)
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Verb, host_of
 

@@ -1,4 +1,4 @@
-"""The process group of all processes of a proc mesh, on one of them, and those along the dimensions of its meshes.
+"""The process group of all processes of a proc mesh, those along dimensions of its meshes, and membership of a process.
 
 Each generation is a new group, since a group is unusable once a member has failed or left a collective. Its processes
 find each other through a store in the first of them, and exchange data over connections of gloo or NCCL. Neither the
@@ -11,25 +11,108 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore, _resolve_process_group
+from torch._ops import OpOverload
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from monarch_nb.collectives.connections import Connections
+from monarch_nb.collectives.connections import CAN_CUT, Connections
 from monarch_nb.collectives.groups import PROCESS_GROUPS
-from monarch_nb.tensor.groups.staging import Staging
+from monarch_nb.runtime import Runtime
+from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.propagation import MeshLayout
+from monarch_nb.tensor.verbs import (
+    FAILED,
+    INTERRUPTED,
+    AskValues,
+    CutGroup,
+    Failure,
+    GoOn,
+    Interrupted,
+    MemoryUsed,
+    RankFailed,
+    Values,
+)
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 _SHARED = "cpu:gloo,cuda:gloo"  # the backends of ranks that share a device
 _TIMEOUT = datetime.timedelta(minutes=30)  # of a collective; the end of a generation frees waiting ranks long before
+INTERRUPT_GRACE_S = 0.3  # time for an interrupt to end the running code without further help
+
+# By namespace; torch/csrc/distributed/c10d/Functional.cpp has their schemas.
+_OPERATIONS = {
+    "_dtensor": ("shard_dim_alltoall",),
+    "_c10d_functional": (
+        "all_reduce",
+        "all_reduce_",
+        "all_reduce_coalesced",
+        "all_reduce_coalesced_",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_out",
+        "all_gather_into_tensor_coalesced",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_out",
+        "reduce_scatter_tensor_coalesced",
+        "all_to_all_single",
+        "broadcast",
+        "broadcast_",
+    ),
+}
+
+
+class Staging:
+    """Collectives of ranks that share a GPU, through the host's memory; `end` removes these kernels from this process.
+
+    NCCL refuses two ranks on one device. Gloo takes tensors of a device in the plain collectives of torch.distributed,
+    and ends the process (a segmentation fault, seen with PyTorch 2.11) in the functional ones, which DTensor and
+    compiled code call: those get a kernel for CUDA tensors here that copies to the CPU, exchanges there, and copies
+    back.
+    """
+
+    def __init__(self, key: str = "CUDA") -> None:
+        make: Any = torch.library.Library  # without types
+        self._libraries: list[Any] = []
+        for space, names in _OPERATIONS.items():
+            library = make(space, "IMPL")
+            self._libraries.append(library)
+            for name in names:
+                packet = getattr(getattr(torch.ops, space), name, None)
+                if packet is not None:  # older versions of PyTorch lack some
+                    library.impl(name, _stage(packet.default), key)
+
+    def end(self) -> None:
+        """Removes the kernels."""
+        while self._libraries:
+            self._libraries.pop()._destroy()
+
+
+def _stage(operation: OpOverload) -> Callable[..., object]:
+    in_place = operation._schema.name.endswith("_")
+
+    def call(*args: object, **kwargs: object) -> object:
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        device = inputs[0].device
+        copies, options = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), (args, kwargs))
+        results = operation(*copies, **options)
+        results = tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, results)
+        target = args[0] if in_place else kwargs.get("out")
+        if target is not None:
+            for output, result in zip(tree_leaves(target), tree_leaves(results), strict=True):
+                output.copy_(result)
+            return target
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), results)
+
+    return call
 
 
 class StoreAddress(msgspec.Struct, array_like=True, frozen=True):
@@ -247,3 +330,105 @@ def _host_name() -> str:
     except socket.gaierror:  # the host's own name does not resolve, so that there can be no other hosts
         return "localhost"
     return name
+
+
+class Membership:
+    """This process as a member of the group of a proc mesh.
+
+    `group` is the uid of the proc mesh. `progress` returns the number of operations of a stream that this process has
+    done, `running` the number of the batch that it executes (0 for none), `usage` the memory and time of a stream,
+    `values` the local values of a tensor, which blocks. `settle` is called on any thread before the collectives of an
+    ended generation are aborted: results that its device has not computed by then are lost.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        progress: Callable[[int], int],
+        running: Callable[[], int],
+        usage: Callable[[int], MemoryUsed],
+        values: Callable[[AskValues], Values],
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.world = TorchGroups()
+        self.progress, self._running, self.usage, self.values = progress, running, usage, values
+        self.group = ""
+        self.over: CutGroup | None = None  # the message that ended this generation
+        self._runtime, self._settle = runtime, settle
+        self._controller, self._generation = "", -1
+        self._failed_everywhere: dict[int, int] = {}  # by stream, the last operation known to have failed on all ranks
+        self._cut: CutGroup | None = None  # the last one received
+        self._changed = threading.Condition()
+        runtime.feature(GROUPS).membership = self
+
+    def join(self, store: StoreAddress, spec: GroupSpec, rank: int) -> None:
+        """Joins the next generation; blocks and raises as `TorchGroups.join`."""
+        with self._changed:
+            self.group, self._controller, self._generation = spec.group, spec.controller, spec.generation
+            self._failed_everywhere.clear()
+            cut = self._cut
+            self.over = (
+                cut if cut is not None and (cut.group, cut.generation) == (spec.group, spec.generation) else None
+            )
+            connections = self.world.connections = Connections()
+            if self.over is not None:
+                connections.cut()
+        self.world.join(store, spec, rank, connections)
+
+    def all_failed(self, failure: Failure, ranks: tuple[int, ...], begun: int | None = None) -> bool:
+        """Returns whether an operation that failed here failed on all its ranks; blocks until that is known.
+
+        If it did not, this generation is over. `begun` is the first operation of the compiled step that it belongs to.
+        """
+        if len(ranks) == 1:
+            return True
+        if self.over is None:
+            report = RankFailed(self.group, self._generation, self.world.rank, ranks, failure, begun)
+            self._runtime.post(self._controller, FAILED, report)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.over is not None or self._failed_everywhere.get(failure.stream, -1) >= failure.number
+            )
+            return self.over is None
+
+    # -- any thread -------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> str:
+        """The reason why this process may be unable to leave an ended generation; "" if it can, or has."""
+        if CAN_CUT or self.over is None or not self._running():
+            return ""
+        return f"connections of gloo cannot be cut on {sys.platform}"
+
+    def interrupted(self, running: Callable[[], int]) -> None:
+        """Reports an interrupt to the controller if it does not end the code of a thread, which `running` numbers."""
+        before, report = running(), Interrupted(self.group, self._generation)
+
+        def check() -> None:
+            if before and running() == before:
+                self._runtime.post(self._controller, INTERRUPTED, report)
+
+        self._runtime.later(INTERRUPT_GRACE_S, check)
+
+    def go_on(self, message: GoOn) -> None:
+        """Releases the executing thread: all ranks have failed in the same operation."""
+        with self._changed:
+            if (message.group, message.generation) == (self.group, self._generation):
+                # The message of an earlier operation may arrive once more after that of a later one.
+                self._failed_everywhere[message.stream] = max(
+                    message.number, self._failed_everywhere.get(message.stream, -1)
+                )
+                self._changed.notify_all()
+
+    def cut(self, message: CutGroup) -> None:
+        """Ends this generation, which frees a thread that waits in one of its collectives."""
+        with self._changed:
+            self._cut = message  # may be of a generation that will be joined later
+            if (message.group, message.generation) != (self.group, self._generation) or self.over is not None:
+                return
+            self.over = message
+            self._settle()
+            self._changed.notify_all()
+            connections = self.world.connections
+        connections.cut()
+        threading.Thread(target=self.world.abort, name="monarch-abort", daemon=True).start()

@@ -16,9 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.mesh import Mesh
-from monarch_nb.tensor.modules.gathering import Gathering, layers_of
+from monarch_nb.tensor.modules.gathering import Gathering, layers_of, sum_gradients
 from monarch_nb.tensor.modules.plan import Plan, Resolved, Style
-from monarch_nb.tensor.modules.summing import sum_gradients
 from monarch_nb.tensor.propagation import Placements, replicated
 from monarch_nb.wire import kind_of
 

@@ -15,8 +15,7 @@ from monarch_nb.tensor.placement.placement import (
     place,
     shape_text,
 )
-from monarch_nb.tensor.placement.text import text_of
-from monarch_nb.tensor.placement.values import EDGE, values_document
+from monarch_nb.tensor.placement.text import EDGE, text_of, values_document
 
 __all__ = [
     "EDGE",

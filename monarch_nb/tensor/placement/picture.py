@@ -7,9 +7,17 @@ from functools import lru_cache
 import msgspec
 
 from monarch_nb.shape import spans
-from monarch_nb.tensor.placement.grid import Grid, Segment, grid_of
 from monarch_nb.tensor.placement.placement import OwnValues, Partial, Placement, Replicate
-from monarch_nb.tensor.placement.text import bytes_text, cutters, dimension_rows, mesh_text, title
+from monarch_nb.tensor.placement.text import (
+    Grid,
+    Segment,
+    bytes_text,
+    cutters,
+    dimension_rows,
+    grid_of,
+    mesh_text,
+    title,
+)
 from monarch_nb.wire import size_text
 
 Point = tuple[float, float]

@@ -8,8 +8,14 @@ Runner(plan.program, mesh)(local_tensors, scalars)     # on every rank
 from typing import TYPE_CHECKING
 
 from monarch_nb._package import lazy_names
+from monarch_nb.tensor.propagation.plan import (
+    DataDependentShapeError,
+    NoRuleError,
+    PropagationError,
+    ViewWriteError,
+    user_line,
+)
 
-from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, user_line
 from .execute import Redistributor, Runner, grouped_steps, leaves, overload, split_exchanges
 from .meta import OWN_VALUE, MeshLayout, Meta, OwnValue, Placements, carrier, dtensor, own_values, replicated, spec_of
 from .placing import (

@@ -1,9 +1,54 @@
-"""The plan of an operation: the steps of each worker, and the metas of the results."""
+"""The plan of an operation: the steps of each worker, and the metas of the results. Errors for one without a plan."""
 
+import os
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import FrameType
 
-from .meta import Meta
+import torch
+
+from monarch_nb._package import more
+from monarch_nb.code.modules import name_of
+from monarch_nb.tensor.propagation.meta import Meta
+
+_MORE = more("manual/tensors.md#what-goes-wrong")
+_INSIDE = (os.path.dirname(torch.__file__) + os.sep, __file__.rpartition(os.sep + "tensor" + os.sep)[0] + os.sep)
+
+
+class PropagationError(RuntimeError):
+    """An operation on sharded tensors was refused. The text has the operation, the line, the reason and a remedy."""
+
+    def __init__(self, operation: str, reason: str, instead: str = "", line: str = "") -> None:
+        self.operation, self.reason, self.instead, self.line = operation, reason, instead, line
+        location = f" (at {line})" if line else ""
+        super().__init__(f"{operation}{location}: {reason}" + (f". {instead}" if instead else "") + _MORE)
+
+
+class DataDependentShapeError(PropagationError):
+    """The shape of the result depends on the values of a tensor, which the controller does not have."""
+
+
+class NoRuleError(PropagationError):
+    """The operation has no sharding rule, and settings forbid gathering its inputs."""
+
+
+class ViewWriteError(PropagationError):
+    """A write through a view that is a copy, because it cuts a sharded dimension: the write would be lost."""
+
+
+def user_line() -> str:
+    """Returns `file:line` of the innermost frame that is neither PyTorch's nor ours; empty if there is none.
+
+    In a backward pass this is the line that called `backward()`, if autograd runs on the calling thread.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_INSIDE) and not name.startswith("<frozen"):
+            return f"{name_of(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +173,7 @@ class OperationPlan:
     is replicated. `rebinds`: the first argument becomes the first new tensor, e.g. transposed in place. `puts_back`:
     the operation writes to copies of several arguments, which must be different tensors. `own`: some argument, and so
     each result, has own values of the ranks. `agrees`: ranks agree first that each has its inputs, which may be lost on
-    one of them alone.
+    one of them alone. `changes`: some argument is another one afterwards.
     """
 
     number: int
@@ -146,6 +191,10 @@ class OperationPlan:
     puts_back: bool = False
     own: bool = False
     agrees: bool = False
+    changes: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.changes = bool(self.writes) or self.puts_back or self.rebinds
 
 
 def builder(tree: object) -> Callable[[Sequence[object], Sequence[object]], object]:

@@ -8,17 +8,18 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.distributed.tensor import Partial
 from torch.utils._python_dispatch import _disable_current_modes
 
+from monarch_nb.tensor.propagation.draft import Reduction, reduction, retagged
+from monarch_nb.tensor.propagation.plan import DataDependentShapeError, PropagationError, user_line
+from monarch_nb.tensor.propagation.rewrites import Body, SubstituteTrace, substitute
+
 from .draft import Draft, Writer, joined
-from .errors import DataDependentShapeError, PropagationError, user_line
 from .lowered import Unfit, flat, imagined, lowered, reason, refuse_one_address
 from .meta import MeshLayout, Meta, Placements, own_values, replicated
 from .operation import Leaf, Operation, carries_parts, has_parts, out_of_place, summed
 from .plan import Collective, OperationPlan, PlanNotice, Redistribute, ResultSlot, Slot, Write, builder
-from .reductions import Reduction, reduction, retagged
 from .rewrites import ALWAYS, REWRITES
 from .rules import by_equal_placements, by_own_rules, has_own_rule
 from .sharded import by_rules
-from .substitutes import Body, SubstituteTrace, substitute
 from .world import World, imagining
 
 aten = torch.ops.aten

@@ -7,15 +7,15 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 
+from monarch_nb.tensor.propagation.draft import Reduction
+from monarch_nb.tensor.propagation.plan import PropagationError, user_line
+from monarch_nb.tensor.propagation.rewrites import has_kernel
 from monarch_nb.transport import held_back
 
-from .errors import PropagationError, user_line
 from .meta import MeshLayout, Meta, Placements
 from .operation import Operation, counted_from_front
 from .plan import OperationPlan, Scalar, Slot
 from .planner import Planner
-from .reductions import Reduction
-from .substitutes import has_kernel
 
 _TRUE, _FALSE, _FLOAT, _LIST, _TUPLE, _END, _KEYWORDS, _PLACED, _BACK, _REDUCED, _RETAGGED, _BEGUN, _FINISHED = (
     object() for _ in range(13)

@@ -18,10 +18,10 @@ from monarch_nb.runtime import (
 )
 from monarch_nb.tensor.commands import OBJECT, CallRemote
 from monarch_nb.tensor.errors import TensorError
-from monarch_nb.tensor.failure import LostInputError
 from monarch_nb.tensor.mesh import Mesh
 from monarch_nb.tensor.ranks.remote import Remote, RemoteArguments, with_writes
 from monarch_nb.tensor.ranks.tensor import COLLECTED, RankTensor
+from monarch_nb.tensor.verbs import LostInputError
 from monarch_nb.tensor.views import rewriting
 from monarch_nb.tensor.workers.handover import ArgumentsByRank, CallActor, GivenArguments, Tag, Withdraw
 from monarch_nb.wire import ActorError, OutFrame, encode

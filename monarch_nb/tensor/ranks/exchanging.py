@@ -10,12 +10,11 @@ from torch.utils._pytree import tree_map_only
 from monarch_nb.mesh import ProcMesh
 from monarch_nb.shape import Region, Selector
 from monarch_nb.tensor.commands import Await, Locals, Send, Take
-from monarch_nb.tensor.errors import RankTensorError
+from monarch_nb.tensor.errors import RankTensorError, call_site
 from monarch_nb.tensor.handle import Destination, MeshTensor, current, run
 from monarch_nb.tensor.lanes import check_lane
-from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, own_values
-from monarch_nb.tensor.propagation.reductions import REDUCTIONS, Reduction
+from monarch_nb.tensor.propagation.draft import REDUCTIONS, Reduction
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.wire import kind_of
 

@@ -11,8 +11,7 @@ from monarch_nb.runtime import Future
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.ranks.remote import call_on_shard_and_fetch, remote
 from monarch_nb.tensor.ranks.tensor import RankTensor
-from monarch_nb.tensor.workers.calls import function_at
-from monarch_nb.tensor.workers.opaque import OpaqueRef, register_opaque
+from monarch_nb.tensor.workers.calls import OpaqueRef, function_at, register_opaque
 
 Constructor = Callable[..., object] | str
 

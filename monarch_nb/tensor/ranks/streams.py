@@ -9,10 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 from monarch_nb.tensor.commands import Await, GiveBack, Send, Take
-from monarch_nb.tensor.errors import RankTensorError
+from monarch_nb.tensor.errors import CallSite, RankTensorError, call_site, origin_of
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.lanes import ACTIVE, MemoryLoans, check_lane
-from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, own_values
 from monarch_nb.tensor.references import DroppedReference, LogicalMemory
 from monarch_nb.wire import kind_of

@@ -9,14 +9,13 @@ import torch
 from monarch_nb.mesh import HeldByRanksError, ValueMesh
 from monarch_nb.shape import Selector
 from monarch_nb.tensor.device import mesh_of
-from monarch_nb.tensor.errors import RankTensorError
-from monarch_nb.tensor.failure import ranks_text
+from monarch_nb.tensor.errors import RankTensorError, call_site
 from monarch_nb.tensor.handle import Destination, MeshTensor
 from monarch_nb.tensor.lanes import check_lane
-from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.ranks import exchanging
 from monarch_nb.tensor.ranks.streams import MAIN, Stream
 from monarch_nb.tensor.references import DroppedReference
+from monarch_nb.tensor.verbs import ranks_text
 from monarch_nb.tensor.workers.handover import given_tensor
 
 if TYPE_CHECKING:

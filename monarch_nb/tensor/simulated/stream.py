@@ -30,8 +30,7 @@ from monarch_nb.tensor.commands import (
     Take,
     TensorOf,
 )
-from monarch_nb.tensor.errors import ContentsLostError
-from monarch_nb.tensor.origin import CallSite, call_site, origin_of
+from monarch_nb.tensor.errors import CallSite, ContentsLostError, call_site, origin_of
 from monarch_nb.tensor.propagation import LocalStep, Meta, Propagator, Redistribute
 from monarch_nb.tensor.ranks.active import disabled
 from monarch_nb.tensor.references import Item, LogicalMemory, Reference, WriteRecord
@@ -43,7 +42,7 @@ from monarch_nb.tensor.workers.plans import PlanSignature
 if TYPE_CHECKING:
     from monarch_nb.tensor.handle import MeshTensor
     from monarch_nb.tensor.ranks.streams import Stream as Lane
-    from monarch_nb.tensor.simulated.mesh import SimulatedProcesses
+    from monarch_nb.tensor.simulated.simulator import SimulatedProcesses
 
 
 class SimulatedBorrow:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monarch_nb.tensor.origin import CallSite
+    from monarch_nb.tensor.errors import CallSite
 
 OPERATION, EXCHANGE, SENDING, COPYING, WAITING = 10.0, 100.0, 100.0, 1.0, 0.5  # durations
 _WITHOUT_KERNEL = frozenset({"aten.view"})  # operations that take no device time

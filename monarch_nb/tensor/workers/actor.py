@@ -22,15 +22,13 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from monarch_nb.runtime import Actor, Instance, current, current_runtime, endpoint
 from monarch_nb.tensor.commands import Open, Receipt, Turn, decode_numbers
-from monarch_nb.tensor.failure import LostTensor
-from monarch_nb.tensor.groups.member import Membership
-from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
+from monarch_nb.tensor.groups.world import GroupSpec, Membership, StoreAddress
 from monarch_nb.tensor.replicas import StreamContents
 from monarch_nb.tensor.seeds import BORROWED, THREAD, Generators
-from monarch_nb.tensor.verbs import AskValues, MemoryUsed, Values
+from monarch_nb.tensor.verbs import AskValues, LostTensor, MemoryUsed, Values
+from monarch_nb.tensor.workers.handover import StreamOrder, Transit
 from monarch_nb.tensor.workers.plans import Env
 from monarch_nb.tensor.workers.session import WorkerSession
-from monarch_nb.tensor.workers.transit import StreamOrder, Transit
 
 _VALUES_WAIT_S = 2.0  # for operations that were issued before values are read
 _POLL_S = 0.01

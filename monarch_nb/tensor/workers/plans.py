@@ -1,17 +1,37 @@
-"""Plans in one worker: each runs on the tensors that a command names, or makes one."""
+"""Plans in one worker: each runs on the tensors that a command names, or makes one. A journal has the recent ones.
 
-from collections.abc import Callable, Sequence
+Ranks agree before they exchange values of their own: each of them has one, and the shapes fit. A rank that left others
+alone in a collective would block them, and different sizes there end processes.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from monarch_nb.tensor.commands import Define, MakeParts, Making, Number
-from monarch_nb.tensor.failure import Failure, LostInputError, LostTensor
+from monarch_nb.tensor.commands import (
+    FREE,
+    NUMBER,
+    OBJECT,
+    OWN,
+    REPLAY,
+    SHARDS,
+    WHOLE,
+    CallRemote,
+    Define,
+    MakeParts,
+    Making,
+    Name,
+    Number,
+)
 from monarch_nb.tensor.propagation import (
     OWN_VALUE,
     MeshLayout,
@@ -27,12 +47,51 @@ from monarch_nb.tensor.propagation import (
     spec_of,
 )
 from monarch_nb.tensor.seeds import BORROWED, seeder
-from monarch_nb.tensor.workers.agreement import Agreement
-from monarch_nb.tensor.workers.opaque import on_device
+from monarch_nb.tensor.verbs import Failure, LostInputError, LostTensor
+from monarch_nb.tensor.workers.calls import on_device
 from monarch_nb.tensor.workers.usage import Stopwatch
 from monarch_nb.wire import kind_of
 
+_NONE = (1 << 62) - 1  # above all numbers that ranks exchange to agree
+REQUESTS = frozenset({WHOLE, NUMBER, SHARDS})
+JOURNAL_LENGTH = 8192  # operations; more than ranks can be apart, which the controller's window limits
 Env = dict[Number, Any]  # DTensors of a stream, by number
+
+
+class DifferentShapesError(ValueError):
+    """Ranks hold tensors of different shapes or dtypes, and were to exchange them."""
+
+
+class Agreement:
+    """The agreement of all ranks of a mesh on the inputs of one operation."""
+
+    def __init__(self, mesh: DeviceMesh, operation: str) -> None:
+        self._mesh, self._operation = mesh, operation
+
+    def reached(self, tensors: Sequence[DTensor | LostTensor]) -> None:
+        """Blocks until all ranks have their inputs.
+
+        Raises LostInputError on all of them where one lacks an input, DifferentShapesError where shapes differ.
+        """
+        lost = next((item.failure for item in tensors if isinstance(item, LostTensor)), None)
+        shapes = [(tuple(item._local_tensor.shape), str(item.dtype)) for item in tensors if isinstance(item, DTensor)]
+        number = zlib.crc32(repr(shapes).encode()) if lost is None else 0
+        key = (_NONE, _NONE, _NONE) if lost is None else (lost.number, lost.stream, lost.rank)
+        # The number of the one with the smallest key stands for its stream and rank, too.
+        minima = torch.tensor(
+            [number if lost is None else _NONE, -number if lost is None else _NONE, *key], device=self._mesh.device_type
+        )
+        for dim in range(self._mesh.ndim):
+            dist.all_reduce(minima, dist.ReduceOp.MIN, group=self._mesh.get_group(dim))
+        least, most, first, stream, rank = minima.tolist()
+        if lost is not None:
+            raise LostInputError(lost)
+        if first != _NONE:
+            text = "another rank has lost what it was to give"
+            raise LostInputError(Failure(first, self._operation, rank, "LostInputError", text, "", stream, True))
+        if least != -most:
+            own_text = " and ".join(str(shape) for shape, _ in shapes)
+            raise DifferentShapesError(f"ranks hold tensors of different shapes or dtypes: this one {own_text}")
 
 
 class TensorEnv(Env):
@@ -212,3 +271,79 @@ def _difference(result: object, expected: Meta) -> str:
     if result.placements != expected.placements and not expected.is_own:
         return f"placements {result.placements} in place of {expected.placements}"
     return ""
+
+
+def _effects(command: object) -> tuple[Sequence[Number], Sequence[Number]]:
+    """Returns the tensors that a command makes, and those that it writes to."""
+    if isinstance(command, CallRemote | Name):
+        return command.results, getattr(command, "writes", ())
+    result = getattr(command, "result", None)
+    return () if result is None else (result,), ()
+
+
+class BatchJournal:
+    """Recent batches of one stream. `plans` are the plans that it uses."""
+
+    def __init__(self, plans: Mapping[Number, PlanSignature]) -> None:
+        self._plans = plans
+        self._steps: deque[tuple[int, int, Sequence[Number], Sequence[Number]]] = deque()
+        self._batches: deque[tuple[int, Sequence[Number], tuple[tuple[Sequence[Number], Sequence[Number]], ...]]]
+        self._batches = deque()
+
+    def note(self, first: int, numbers: Sequence[Number], objects: Sequence[object]) -> None:
+        """Adds a batch that begins with operation `first`."""
+        self._batches.append((first, numbers, tuple(map(_effects, objects))))
+        while self._batches[0][0] < first - JOURNAL_LENGTH:
+            self._batches.popleft()
+
+    def replayed(self, first: int, count: int, results: Sequence[Number], targets: Sequence[Number]) -> None:
+        """Adds a compiled step of `count` operations that has begun or was skipped."""
+        self._steps.append((first, first + count, results, targets))
+        while self._steps[0][0] < first - JOURNAL_LENGTH:
+            self._steps.popleft()
+
+    def touched(self, start: int, stop: int) -> tuple[set[Number], set[Number]]:
+        """Returns tensors that operations in [start, stop) make, and those they write to, without freed ones."""
+        outputs: set[Number] = set()
+        written: set[Number] = set()
+        freed: set[Number] = set()
+        for number, results, targets in self._operations():
+            if number is None:
+                freed.update(results)
+            elif start <= number < stop:
+                outputs.update(results)
+                written.update(targets)
+        for begin, end, results, targets in self._steps:
+            if begin < stop and start < end:  # the whole step, since its progress is unknown
+                outputs.update(results)
+                written.update(targets)
+        return outputs - freed, written - freed
+
+    def _operations(self) -> Iterator[tuple[int | None, Sequence[Number], Sequence[Number]]]:
+        """Yields the number of each operation, its results and the tensors it writes to; or None and freed tensors."""
+        for first, numbers, effects in self._batches:
+            number, position, objects = first - 1, 0, iter(effects)
+            while position < len(numbers):
+                code = numbers[position]
+                if code == FREE:
+                    yield None, numbers[position + 1 : position + 2], ()
+                    position += 2
+                    continue
+                number += 1
+                if code == OBJECT:
+                    yield number, *next(objects)
+                    position += 1
+                elif code in REQUESTS:
+                    position += 2
+                elif code == OWN:
+                    position += 3
+                elif code == REPLAY:
+                    _, operations, inputs, outputs = map(int, numbers[position + 1 : position + 5])
+                    number += operations - 1
+                    position += 6 + inputs + outputs
+                else:
+                    plan = self._plans[code]
+                    tensors = numbers[position + plan.tensors.start : position + plan.tensors.stop]
+                    results = numbers[position + plan.results.start : position + plan.results.stop]
+                    yield number, results, [tensors[index] for index in plan.writes]
+                    position += plan.length

@@ -41,18 +41,17 @@ from monarch_nb.tensor.commands import (
 )
 from monarch_nb.tensor.compiled.program import Trace
 from monarch_nb.tensor.compiled.replay import Replay
-from monarch_nb.tensor.failure import Failure, LostInputError, LostTensor
-from monarch_nb.tensor.groups.member import Membership
+from monarch_nb.tensor.groups.world import Membership
 from monarch_nb.tensor.propagation import whole
 from monarch_nb.tensor.replicas import StreamContents, receive, send
 from monarch_nb.tensor.seeds import BORROWED, THREAD, Generators, drawn_by_function
-from monarch_nb.tensor.verbs import MemoryUsed
-from monarch_nb.tensor.workers.agreement import DifferentShapesError
-from monarch_nb.tensor.workers.calls import fill_in, function_at, off_device, sendable, to_returned
-from monarch_nb.tensor.workers.handover import withdraw
-from monarch_nb.tensor.workers.journal import REQUESTS, BatchJournal
-from monarch_nb.tensor.workers.opaque import detach
+from monarch_nb.tensor.verbs import Failure, LostInputError, LostTensor, MemoryUsed
+from monarch_nb.tensor.workers.calls import detach, fill_in, function_at, off_device, sendable, to_returned
+from monarch_nb.tensor.workers.handover import StreamOrder, Transit, withdraw
 from monarch_nb.tensor.workers.plans import (
+    REQUESTS,
+    BatchJournal,
+    DifferentShapesError,
     Env,
     Executable,
     PlanSignature,
@@ -65,7 +64,6 @@ from monarch_nb.tensor.workers.plans import (
     own,
     wrap_shard,
 )
-from monarch_nb.tensor.workers.transit import StreamOrder, Transit
 from monarch_nb.tensor.workers.usage import Stopwatch, device_settles, held_if_full, mark_on_device, usage
 from monarch_nb.wire import format_exception
 

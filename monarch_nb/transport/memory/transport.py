@@ -8,8 +8,8 @@ import msgspec
 
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, KeyStep
+from monarch_nb.transport.memory.clock import MemoryTime
 from monarch_nb.transport.memory.network import MemoryNode
-from monarch_nb.transport.memory.time import MemoryTime
 from monarch_nb.transport.parcel import Parcel, missed, reason_parcel, returned, snapshot
 from monarch_nb.wire import OutFrame, encode_header, host_of, parse_address
 from monarch_nb.wire.header import Header, Kind
