@@ -8,7 +8,6 @@ import importlib.util
 import linecache
 import os
 import sys
-import sysconfig
 import threading
 import time
 import types
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple, cast
 
+from monarch_nb._deferred import sysconfig
 from monarch_nb._parsing import parsed
 from monarch_nb.host.linux import process_state, seconds_since
 from monarch_nb.wire import travels_by_value

@@ -2,7 +2,6 @@
 its controller, and those of the program here. The last layer that has a value counts.
 """
 
-import difflib
 import json
 import logging
 import os
@@ -11,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Literal
 
+from monarch_nb._deferred import difflib
 from monarch_nb.settings.accepted_keys import AcceptedArgs, Duration, accepted
 from monarch_nb.settings.kinds import (
     ChannelTransport,

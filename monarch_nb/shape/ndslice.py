@@ -4,12 +4,13 @@ for ranks and names that do not exist.
 Each error is both that of Python's own containers and that of torchmonarch in the same place: programs catch either.
 """
 
-import difflib
 import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn, SupportsIndex, overload
+
+from monarch_nb._deferred import difflib
 
 
 class OutOfRangeError(IndexError, ValueError):

@@ -38,7 +38,6 @@ from monarch_nb.wire.code import (
 )
 from monarch_nb.wire.errors import (
     ENGINE,
-    LIBRARIES,
     ActorError,
     At,
     ExceptionText,
@@ -51,6 +50,7 @@ from monarch_nb.wire.errors import (
     format_exception,
     is_mistake,
     is_users_file,
+    library_folders,
     pickle_failure,
     unpickle_failure,
     users_frame,
@@ -102,7 +102,6 @@ from monarch_nb.wire.verb import (
 __all__ = [
     "DISPATCH_TABLE",
     "ENGINE",
-    "LIBRARIES",
     "REDUCERS",
     "REPLY",
     "ActorError",
@@ -174,6 +173,7 @@ __all__ = [
     "json_decoder",
     "kind_of",
     "land_on_gpus",
+    "library_folders",
     "msgpack_decoder",
     "number_of",
     "parse_address",

@@ -5,7 +5,6 @@ object cannot be sent, in words for users.
 import functools
 import pickle
 import re
-import sysconfig
 import time
 import traceback
 import types
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from monarch_nb._deferred import sysconfig
 from monarch_nb.wire.address import with_host_names
 from monarch_nb.wire.body import (
     Frame,
@@ -32,7 +32,6 @@ _TRACEBACK = "__monarch_traceback__"
 _OWN_CLASSES = ("builtins", __name__.partition(".")[0])  # packages of exceptions whose texts are for display only
 _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 ENGINE = f"{Path(__file__).parent.parent}/"
-LIBRARIES = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 # Errors of an object's own code; an interrupt belongs to the waiting code.
 _OBJECT_ERRORS = (Exception, SystemExit, GeneratorExit)
 _TRIES = 500  # picklings in the search for what cannot be sent
@@ -291,9 +290,15 @@ class At(NamedTuple):
 
 
 @functools.cache
+def library_folders() -> tuple[str, ...]:
+    """Returns the folders of Python and of installed packages, each with a slash at its end."""
+    return tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+@functools.cache
 def is_users_file(file: str) -> bool:
     """Returns whether code is the user's: no part of Python, of an installed package, or of the engine."""
-    return not file.startswith((*LIBRARIES, ENGINE, "<frozen "))
+    return not file.startswith((*library_folders(), ENGINE, "<frozen "))
 
 
 def users_frame(frame: types.FrameType | None) -> types.FrameType | None:

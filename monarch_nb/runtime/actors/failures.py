@@ -2,12 +2,12 @@
 
 import contextlib
 import ctypes
+import functools
 import io
 import os
 import re
 import socket
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._deferred import tempfile
 from monarch_nb.gpu import GpuError, driver
 from monarch_nb.runtime.context import current
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
@@ -33,15 +34,6 @@ if TYPE_CHECKING:
 
 ACTORS = 64  # with stored failures; those of the actors that failed longest ago are dropped first
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_ENDS = (
-    io.IOBase,  # buffered writes are flushed when it is closed
-    socket.socket,
-    tempfile.TemporaryDirectory,
-    tempfile._TemporaryFileWrapper,
-    types.GeneratorType,  # with the files that it has opened
-    types.CoroutineType,
-    types.AsyncGeneratorType,
-)
 # Groups, worker processes.
 _MODULES = ("torch._C._distributed_c10d", "torch.distributed.", "torch.utils.data.dataloader")
 _PLAIN = frozenset((int, float, str, bytes, bool, list, tuple, dict, set, type(None), type))
@@ -306,16 +298,30 @@ def _release(frame: types.FrameType, harmless: set[type]) -> None:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
+@functools.cache
+def _kinds_with_an_end() -> tuple[type, ...]:
+    """Returns the types whose instances do something when they are collected, such as to close a file."""
+    return (
+        io.IOBase,  # buffered writes are flushed when it is closed
+        socket.socket,
+        tempfile.TemporaryDirectory,
+        tempfile._TemporaryFileWrapper,
+        types.GeneratorType,  # with the files that it has opened
+        types.CoroutineType,
+        types.AsyncGeneratorType,
+    )
+
+
 def _is_harmless(kind: type, harmless: set[type]) -> bool:
     """Returns whether values of a type can be stored unchanged; adds such a type to `harmless`."""
-    if issubclass(kind, _ENDS) or str(kind.__module__).startswith("torch"):
+    if issubclass(kind, _kinds_with_an_end()) or str(kind.__module__).startswith("torch"):
         return False
     harmless.add(kind)
     return True
 
 
 def _replacement(value: Any) -> object:
-    if isinstance(value, _ENDS) or type(value).__module__.startswith(_MODULES):
+    if isinstance(value, _kinds_with_an_end()) or type(value).__module__.startswith(_MODULES):
         return Discarded(value)
     with contextlib.suppress(Exception):
         return value if value.grad_fn is None else value.detach()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from monarch_nb.wire import LIBRARIES
+from monarch_nb.wire import library_folders
 
 Namespace = dict[str, Any]  # attributes of an object, or globals
 _MISSING = object()
@@ -104,7 +104,7 @@ class Watched:
                 self._object(value, name, depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
-        if function.__code__.co_filename.startswith(LIBRARIES):
+        if function.__code__.co_filename.startswith(library_folders()):
             return
         for name in _global_names(function.__code__):
             self._note(name, function.__globals__, name, depth)

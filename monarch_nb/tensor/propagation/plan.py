@@ -162,7 +162,7 @@ class ResultSlot:
     given: bool = False
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class OperationPlan:
     """The plan of an operation on tensors with given metas, made once and cached.
 
@@ -194,7 +194,7 @@ class OperationPlan:
     changes: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.changes = bool(self.writes) or self.puts_back or self.rebinds
+        object.__setattr__(self, "changes", bool(self.writes) or self.puts_back or self.rebinds)
 
 
 def builder(tree: object) -> Callable[[Sequence[object], Sequence[object]], object]:

@@ -139,8 +139,7 @@ class Planner:
                 user_line(),
             )
         plan = self._propagated(replace(operation, func=func))
-        plan.operation, plan.rebinds, plan.build = operation.name, True, builder(ResultSlot(0, given=True))
-        return plan
+        return replace(plan, operation=operation.name, rebinds=True, build=builder(ResultSlot(0, given=True)))
 
     def _propagated(self, operation: Operation) -> OperationPlan:
         self._reasons.clear()
