@@ -20,7 +20,7 @@ import pytest_timeout
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
-from tests.effort import EFFORT, tries
+from tests.effort import EFFORT, WITH_TORCH, tries
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -123,8 +123,8 @@ def pytest_collection_finish() -> None:
 # something dear, and so run one after the other in one process: a browser, a kernel or a host that has imported torch.
 FIRST = [
     re.compile(r"tests/browser/"),
-    re.compile(r"tests/notebook/test_(example_|pages|tensors_life)"),
-    re.compile(r"tests/cluster/test_tensor_"),
+    re.compile(r"tests/notebook/test_(example_|pages|rank_tensors|tensors_life|watch|why)"),
+    *WITH_TORCH,
     re.compile(r"tests/soak/"),
 ]
 LAST = ("memory_network", "unit")  # folders of which no test takes long

@@ -5,17 +5,21 @@ are others each time, and a failure prints how to meet it again.
 """
 
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 # Modules that procs have from birth once their host has idled for a while; at once, or each would import them itself.
-AS_LATER = ",".join(
-    (
-        *("numpy", "torch", "sympy", "torch.distributed.tensor"),
-        *("torch._inductor.config", "torch._functorch.aot_autograd", "torch._dynamo"),
-    )
+AS_LATER = (
+    "numpy,torch,sympy,torch.distributed.tensor,torch._inductor.config,torch._functorch.aot_autograd,torch._dynamo"
+)
+# Modules of tests/cluster whose processes are forked with these imports; those of one line share a host.
+WITH_TORCH = (
+    re.compile(r"tests/cluster/test_tensor_"),
+    re.compile(r"tests/cluster/test_(actor_interrupts|diagnosis_hangs|gpu_values|memory_growth|nonfinite)\.py"),
+    re.compile(r"tests/cluster/test_(planted_faults|rdma_gpu|replicas|reproduce|stragglers)\.py"),
 )
 
 EFFORT = int(os.environ.get("MONARCH_TEST_EFFORT", "1"))

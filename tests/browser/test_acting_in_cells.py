@@ -10,7 +10,7 @@ from tests.browser.lab import SCREENSHOTS, Desk, Lab, capture, opened, panel_bui
 from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, in_cell
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 TRAINERS = ACTORS + 'trainers = workers.spawn("trainers", Trainer)\ntrainers.pid.call().get();'
 THEMES = ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"]
 
@@ -93,7 +93,6 @@ def test_the_menu_key_opens_the_menu_of_a_rank(panel: Panel) -> None:
     assert panel.lab.errors == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", THEMES)
 def test_axe_finds_no_violations_in_displays_and_their_menus(panel: Panel, name: str) -> None:
     if not AXE.exists():
@@ -186,7 +185,6 @@ def test_the_panel_of_a_cell_works_while_another_cell_runs(alone: Lab) -> None:
     assert alone.errors == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", THEMES)
 def test_axe_finds_no_violations_in_the_panel_of_a_cell(alone: Lab, name: str) -> None:
     if not AXE.exists():

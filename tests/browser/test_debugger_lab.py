@@ -7,7 +7,7 @@ import pytest
 
 from tests.browser.lab import Desk, Lab, panel_built, write_notebook
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # tests/notebook has the same without a browser
 
 BEGIN = """
 %load_ext monarch
@@ -102,7 +102,6 @@ def test_the_prompt_compares_four_stopped_ranks_and_a_click_continues(notebook: 
     assert notebook.errors == []
 
 
-@pytest.mark.slow
 def test_without_a_prompt_the_list_of_stopped_ranks_has_buttons(notebook: Lab) -> None:
     notebook.run("future = trainers.slice(gpus=1).step.call_one(1)\nimport monarch.debug; monarch.debug.wait(1);")
     view = notebook.run("%mdb").locator(".mnb-debug")
@@ -113,7 +112,6 @@ def test_without_a_prompt_the_list_of_stopped_ranks_has_buttons(notebook: Lab) -
     assert notebook.errors == []
 
 
-@pytest.mark.slow
 def test_the_panel_groups_four_ranks_at_two_lines_and_continues_them(
     notebook: Lab,
 ) -> None:

@@ -10,6 +10,7 @@ from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, unfold
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(400),
     # The browser's driver leaves objects of its own to the collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -160,7 +161,6 @@ def everything(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             desk.served.end_kernels()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", THEMES)
 def test_axe_finds_no_violations_in_any_display_of_a_cell(everything: Everything, name: str) -> None:
     theme(everything.shown, name)
@@ -169,7 +169,6 @@ def test_axe_finds_no_violations_in_any_display_of_a_cell(everything: Everything
     everything.back()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_displays_of_cells_end_at_the_edge_of_a_small_page(everything: Everything, size: str) -> None:
     everything.shown.evaluate("() => window.jupyterapp.shell.collapseLeft()")
@@ -181,7 +180,6 @@ def test_displays_of_cells_end_at_the_edge_of_a_small_page(everything: Everythin
     everything.back()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_panel_and_dialogs_end_at_the_edge_of_a_small_page(everything: Everything, size: str) -> None:
     panel, shown = everything.panel, everything.shown
@@ -201,7 +199,6 @@ def test_panel_and_dialogs_end_at_the_edge_of_a_small_page(everything: Everythin
     everything.back()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", THEMES)
 def test_axe_finds_no_violations_in_launcher_and_spawn_dialog(desk: Desk, name: str) -> None:
     panel_built()

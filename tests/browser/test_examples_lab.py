@@ -7,10 +7,8 @@ import nbformat
 import pytest
 
 from tests.browser.lab import SCREENSHOTS, Desk, capture, menu, theme
-from tests.effort import EFFORT
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-LIGHT = ("debugging",)  # ten seconds; `make test-slow` has the others
 MINUTES = {"train_gpt": 15}
 
 # The numbers of the cells of code, once all have one: a cell that waits or runs has a star. A question waits for ever.
@@ -23,17 +21,10 @@ DONE = """() => {
 
 def notebooks() -> list[object]:
     names = sorted(path.stem for path in EXAMPLES.glob("*.ipynb"))
-    slow = pytest.mark.slow
-    return [
-        pytest.param(
-            name,
-            id=name,
-            marks=[pytest.mark.timeout(60 * (MINUTES.get(name, 3) + 1)), *(() if name in LIGHT else (slow,))],
-        )
-        for name in names
-    ]
+    return [pytest.param(name, id=name, marks=pytest.mark.timeout(60 * (MINUTES.get(name, 3) + 1))) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", notebooks())
 def test_run_all_goes_from_top_to_bottom(desk: Desk, name: str) -> None:
     path = EXAMPLES / f"{name}.ipynb"
@@ -52,8 +43,7 @@ def test_run_all_goes_from_top_to_bottom(desk: Desk, name: str) -> None:
             if cell.cell_type == "code" and any(output.output_type == "error" for output in cell.outputs)
         ]
         assert raised == meant
-        if name not in LIGHT or EFFORT > 1:
-            pictures(shown, name)
+        pictures(shown, name)
 
 
 def pictures(shown: Any, name: str) -> None:

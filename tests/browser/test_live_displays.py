@@ -190,6 +190,7 @@ def test_curves_and_lines_are_shown_as_they_come(notebook: Lab, grid: Any) -> No
     assert notebook.errors == []
 
 
+@pytest.mark.slow
 def test_a_failed_cell_has_a_bar_that_heals_and_reruns_it(notebook: Lab, grid: Any) -> None:
     notebook.run("tries = []")
     output = notebook.run(

@@ -248,6 +248,7 @@ register(LiveView(name="ticks", title="Ticks", script=lambda: SCRIPT, feed=feed)
 """
 
 
+@pytest.mark.slow
 def test_why_names_the_rank_that_blocks_a_call_and_ends_it(panel: Panel) -> None:
     cell = panel.lab.start("trainers.wait.call(2).get()")
     panel.row("gpus=2", "busy")

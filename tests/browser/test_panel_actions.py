@@ -8,6 +8,7 @@ import pytest
 
 from tests.browser.lab import ROOT, SCREENSHOTS, Desk, Lab, menu, panel_built, theme, write_notebook
 from tests.browser.test_panel import ACTORS, Panel
+from tests.effort import daily
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -59,6 +60,7 @@ away.detach(lease="5m")
 
 
 # First: the page of the others would be closed.
+@pytest.mark.slow
 def test_what_was_left_is_seen_where_a_kernel_has_no_mesh(desk: Desk, tmp_path: Path) -> None:
     panel_built()
     with desk.open(write_notebook(tmp_path / "fresh.ipynb", ["x = 1"])) as shown:
@@ -220,7 +222,7 @@ def unfold(panel: Panel) -> None:
     panel.node.locator("#mnb-section-left", has_text="no mesh was left").wait_for(timeout=10_000)
 
 
-@pytest.mark.parametrize("name", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
+@pytest.mark.parametrize("name", daily(["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"], 1))
 def test_axe_finds_no_violations_in_the_panel_of_any_theme(panel: Panel, name: str) -> None:
     if not AXE.exists():
         pytest.skip("SKIPPED test with axe-core: labextension/node_modules is not there; `make setup` installs it")
@@ -241,6 +243,7 @@ def test_axe_finds_no_violations_in_the_panel_of_any_theme(panel: Panel, name: s
     theme(panel.shown, "JupyterLab Light")
 
 
+@pytest.mark.slow
 def test_the_panel_fits_a_narrow_page_and_remembers_its_sections(panel: Panel) -> None:
     unfold(panel)
     before = panel.shown.viewport_size
@@ -258,6 +261,7 @@ def test_the_panel_fits_a_narrow_page_and_remembers_its_sections(panel: Panel) -
     panel.node.locator("#mnb-section-left", has_text="no mesh was left").wait_for(timeout=20_000)
 
 
+@pytest.mark.slow
 def test_a_card_of_the_launcher_starts_a_notebook_with_a_mesh(desk: Desk) -> None:
     panel_built()
     with desk.empty("launched") as shown:

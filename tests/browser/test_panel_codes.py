@@ -144,21 +144,16 @@ ROWS = {
         agrees="Kill and Heal",
     ),
     "stop": Row(
-        "extra",
-        None,
-        "stopped by",
-        "print(state_of(extra).stopped)",
-        before="%mesh extra gpus=1",
-        agrees="Stop",
+        "extra", None, "stopped by", "print(state_of(extra).stopped)", before="%mesh extra gpus=1", agrees="Stop"
     ),
     "kill": Row(
         "trainers", [3], "3:failed", "print(states(workers))", before="0", after="%heal workers", agrees="Kill"
     ),
 }
-FAST = ("heal", "interrupt", "logs", "kill")
+FAST = ("interrupt", "logs")
 # Commands for the panel and the notebook, not for the selected ranks.
 GLOBAL = {
-    *("open", "load", "spawn", "failures", "show-code", "insert-code", "why-all", "new-notebook", "where", "notify"),
+    *("open", "load", "spawn", "failures", "show-code", "insert-code", "why-all", "new-notebook", "where", "notify")
 }
 NAMES = (
     "window.jupyterapp.commands.listCommands()"

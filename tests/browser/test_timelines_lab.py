@@ -9,7 +9,7 @@ from tests.browser.lab import SCREENSHOTS, Desk, Lab, capture, panel_built, them
 from tests.browser.test_panel import ACTORS, Panel
 from tests.browser.test_panel_actions import AXE, CHECK, MESH, RULES, UNFOLD, WIDEST
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 CALLS = """
 for _ in range(3):
     trainers.step.call(0.3).get()

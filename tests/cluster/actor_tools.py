@@ -1,6 +1,7 @@
 """Shared by the tests of actors: processes, and a record of unhandled failures."""
 
 import queue
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 import monarch_nb.actor
 from monarch_nb.actor import Actor, MeshFailure, ProcMesh, this_host
 from monarch_nb.connect import shutdown
+from tests.effort import WITH_TORCH
 
+ACTORS = re.compile("tests/cluster/test_actor_")
 SECONDS = 40.0  # more than anything here takes; a test that needs it has failed
 
 
@@ -84,4 +87,4 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _family(path: Path) -> str:
-    return next((family for family in ("test_actor_", "test_tensor_") if path.name.startswith(family)), "")
+    return next((family.pattern for family in (*WITH_TORCH, ACTORS) if family.search(path.as_posix())), "")

@@ -1,4 +1,4 @@
-"""One host for all modules of tensor meshes, whose processes are forked with the imports of sharded tensors."""
+"""One host for all modules of tensor meshes, one for others whose processes import torch: they are forked with it."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import pytest
 
 from monarch_nb.connect import shutdown
 from monarch_nb.runtime import current_runtime
-from tests.effort import AS_LATER
+from tests.effort import AS_LATER, WITH_TORCH
 
 _PRELOAD = "MONARCH_NB_PRELOAD"
 _hosts: list[str] = []  # hosts of this process that started like this; the last one may still run
@@ -14,8 +14,8 @@ _hosts: list[str] = []  # hosts of this process that started like this; the last
 
 @pytest.fixture(scope="module", autouse=True)
 def born_for_tensors(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Modules named test_tensor_… have their own host; consecutive modules share it."""
-    if not request.module.__name__.rpartition(".")[2].startswith("test_tensor_"):
+    """Modules of a line of WITH_TORCH share a host."""
+    if not any(modules.search(request.path.as_posix()) for modules in WITH_TORCH):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:

@@ -17,6 +17,7 @@ from monarch_nb.actor import Actor, ActorError, Channel, ProcMesh, SupervisionEr
 from monarch_nb.collectives.connections import CAN_CUT
 from monarch_nb.config import configured
 from tests.cluster.fault_tools import SOON, spawned
+from tests.effort import daily
 
 pytestmark = [
     pytest.mark.long,
@@ -91,7 +92,7 @@ def fail_and_retry(trainers: Any, kind: str, fail_at: int = 2) -> None:
 
 
 @TIMES
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", daily(KINDS, 1))
 def test_ranks_waiting_for_one_that_raised_are_freed_and_may_retry(trainers: Any, kind: str, times: int) -> None:
     before = trainers.pid.call().get(SOON).values()
     for number in range(times):
@@ -262,13 +263,13 @@ def fail_and_reuse_module(procs: ProcMesh, kind: str, times: int) -> None:
 
 
 @TIMES
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", daily(KINDS, 1))
 def test_a_module_that_was_made_before_the_error_goes_on(host: Any, kind: str, times: int) -> None:
     with spawned(host, 3) as procs:  # a group is reconnected 64 times at most, in all tests of a process together
         fail_and_reuse_module(procs, kind, times)
 
 
-@pytest.mark.parametrize("builtin", [True, False])
+@pytest.mark.parametrize("builtin", daily([False, True], 1))
 def test_a_communication_hook_of_ddp_lives_on_after_an_error(procs: ProcMesh, builtin: bool) -> None:
     keepers: Any = procs.spawn(f"compressed_{builtin}", Keeper)
     keepers.build.call("ddp").get(SOON)

@@ -78,6 +78,7 @@ def test_a_detached_mesh_is_attached_by_another_program_with_its_state(place: Pa
     assert files(place) == []
 
 
+@pytest.mark.slow
 def test_a_record_that_is_written_meanwhile_does_not_shorten_the_lease(place: Path) -> None:
     first = Controller(place, "leave_while_recording").done()
     second = Controller(place, "take").done()
@@ -163,6 +164,7 @@ def test_a_controller_killed_in_mid_heal_leaves_a_consistent_mesh(place: Path) -
     assert second.said("kept") == [["16", "11"], ["16", "10"]], "a reference follows heals of the new owner, too"
 
 
+@pytest.mark.slow
 def test_a_second_controller_is_refused_or_takes_over_with_notice(place: Path) -> None:
     (place / "gate").touch()
     Controller(place, "leave").done()
@@ -187,6 +189,7 @@ def test_calls_before_a_takeover_are_answered_to_the_new_owner(place: Path) -> N
     assert f"taken over by the program detach_programs.py (process {thief.process.pid} on" in first.lines[-1]
 
 
+@pytest.mark.slow
 def test_references_of_other_meshes_work_while_a_mesh_is_left(place: Path) -> None:
     first = Controller(place, "leave_pair").done()
     assert first.said("alone") == [["15", "15"]]
@@ -255,6 +258,7 @@ def test_a_killed_controller_holds_no_mesh_before_its_hosts_notice(
     sweep()  # the run folder of the killed controller
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 def test_answers_that_a_killed_controller_had_not_read_are_kept(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]], frozen: bool

@@ -124,6 +124,7 @@ def test_a_script_that_waits_says_why_and_so_does_its_interrupt(
     assert caught.value.__notes__[1].startswith("gpus=1 has not begun all_reduce no. ")
 
 
+@pytest.mark.slow
 def test_an_abort_ends_the_call_with_the_finding(trainers: Any, tmp_path: Path) -> None:
     pids = trainers.join.call().get(SECONDS).values()
     pipe = tmp_path / "pipe"
@@ -159,6 +160,7 @@ def test_a_rank_that_computes_is_a_suspicion_only(trainers: Any, tmp_path: Path)
     assert (finding.ranks, finding.sure) == ((1,), False)
 
 
+@pytest.mark.slow
 def test_a_rank_stopped_by_a_signal_is_named(trainers: Any, tmp_path: Path) -> None:
     pid = trainers.slice(gpus=1).join.call_one().get(SECONDS)
     with blocked(trainers, tmp_path):
@@ -172,8 +174,9 @@ def test_a_rank_stopped_by_a_signal_is_named(trainers: Any, tmp_path: Path) -> N
     assert "gpus=1 is stopped by a signal" in finding.text
 
 
+@pytest.mark.slow
 def test_a_rank_whose_call_has_ended_is_missing_from_the_collective(trainers: Any) -> None:
-    with monarch_nb.configured(call_error_window="30s"):
+    with monarch_nb.configured(call_error_window="10s"):
         call = trainers.train.call("raises", "")
         finding = finding_of(trainers, "missing_from_collective", "it runs nothing: its call has ended")
     assert finding.ranks == (1,)

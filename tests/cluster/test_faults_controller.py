@@ -14,7 +14,7 @@ SLOW = ("call", "set-up", "idle", "broadcast", "stop")
 
 
 @pytest.mark.parametrize(
-    "stage", ["spawning", "heal", *(pytest.param(stage, marks=pytest.mark.slow) for stage in SLOW)]
+    "stage", ["spawning", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("heal", *SLOW))]
 )
 def test_a_controller_that_is_killed_leaves_nothing(stage: str, own_place: Path) -> None:
     with Program("killed", stage) as program:
@@ -42,7 +42,7 @@ def calls() -> int:
 
 
 @pytest.mark.parametrize(
-    "part", [0.5, 0.8, *(pytest.param(twentieth / 20, marks=pytest.mark.slow) for twentieth in range(20))]
+    "part", [0.8, *(pytest.param(twentieth / 20, marks=pytest.mark.slow) for twentieth in range(20))]
 )
 def test_a_controller_killed_anywhere_in_its_start_leaves_nothing(
     part: float, calls: int, own_place: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from tests.processes import freeze
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.slow
 def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: list[MeshFailure]) -> None:
     watcher = current_runtime().part(ProcessWatcher)
     events: list[type[Event]] = []

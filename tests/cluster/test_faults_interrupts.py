@@ -12,7 +12,7 @@ from tests.cluster.fault_tools import SOON, Program, Worker, still_works
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
-@pytest.mark.parametrize("times", [12, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [3, pytest.param(1000, marks=pytest.mark.slow)])
 def test_interrupts_during_sends_lose_no_message(times: int) -> None:
     with Program("sends", times) as program:
         interrupts, cuts, calls, seconds = program.line("done").split()

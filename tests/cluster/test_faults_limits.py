@@ -101,6 +101,7 @@ def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -
         assert actors.rank.call().get(SOON).values() == [0, 1]
 
 
+@pytest.mark.slow
 def test_when_memory_runs_out_ranks_die_first_in_one_report() -> None:
     with memory_group() as group:
         environment = {**os.environ, "MONARCH_NB_PRELOAD": "numpy"}

@@ -9,7 +9,7 @@ from tests.cluster.fault_tools import SOON, Worker, kill, spawned, status, still
 from tests.polling import until
 from tests.processes import alive
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def template() -> int:
@@ -20,14 +20,12 @@ def template() -> int:
     return pid
 
 
-@pytest.mark.slow
 def test_killing_the_template_before_a_spawn_does_no_harm(host: Any) -> None:
     kill(template())
     still_works(host)
     still_works(host)
 
 
-@pytest.mark.slow
 def test_killing_the_template_during_spawns_does_no_harm(host: Any) -> None:
     for _ in range(2):
         first = template()
@@ -37,7 +35,6 @@ def test_killing_the_template_during_spawns_does_no_harm(host: Any) -> None:
             assert actors.rank.call().get(SOON).values() == [0, 1, 2]
 
 
-@pytest.mark.slow
 def test_between_a_death_and_its_heal(workers: Any) -> None:
     from monarch_nb.actor import SupervisionError
 

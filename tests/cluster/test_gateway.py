@@ -106,6 +106,7 @@ def test_a_gateway_may_be_one_of_the_workers_by_another_name(cluster: list[HostP
     assert [rank for rank, _ in members.where.call().get(SOON).values()] == [0, 1]
 
 
+@pytest.mark.slow
 def test_hosts_behind_a_gateway_get_another_key_with_it(tmp_path: Path) -> None:
     own = tmp_path / "own.key"
     Keys.load_or_create(own)

@@ -126,6 +126,7 @@ def test_the_daemon_ends_with_an_agent_that_is_killed(mps: Mps, faults: Any) -> 
         pass
 
 
+@pytest.mark.slow
 def test_a_daemon_of_somebody_else_is_used_and_left_alone(
     mps: Mps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,7 @@ def test_children_of_a_dead_proc_go_with_it() -> None:
         until(lambda: not os.path.exists(f"/proc/{child}"))  # not even as a zombie
 
 
-@pytest.mark.parametrize("state", ["stopped", "gil"])
+@pytest.mark.parametrize("state", ["stopped", pytest.param("gil", marks=pytest.mark.slow)])
 def test_a_living_proc_that_does_not_answer_is_told_not_failed(state: str) -> None:
     with hosted() as (_, client):
         [address] = client.spawn(1, "idle" if state == "stopped" else "holds_gil")

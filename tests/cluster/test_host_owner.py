@@ -162,6 +162,7 @@ def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
             remote.close()
 
 
+@pytest.mark.slow
 def test_hosts_with_a_kept_mesh_outlive_their_owner_for_a_lease(tmp_path: Path) -> None:
     with hosted() as (handle, client):
         [started] = client.started(*client.spawn(1))

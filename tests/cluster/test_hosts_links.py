@@ -242,9 +242,8 @@ def restart(agent: HostProcess, folder: Path, key: Path) -> HostProcess:
     return HostProcess(folder, "--host", agent.host, tcp=agent.endpoint, key=key)
 
 
-@pytest.mark.parametrize(
-    "rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])], ids=["few", "many"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.timeout(1200))], ids=["few", "many"])
 def test_hosts_with_restarted_agents_talk_to_each_other_after_a_heal(
     rounds: int, tmp_path: Path, key: Path, faults: list[MeshFailure]
 ) -> None:

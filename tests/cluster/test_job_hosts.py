@@ -181,6 +181,7 @@ def test_a_killed_worker_takes_meshes_along_that_were_to_be_kept(shown: list[Any
         job.kill()
 
 
+@pytest.mark.slow
 def test_a_spare_replaces_a_dead_host_and_another_spare_comes(
     tmp_path: Any, caplog: pytest.LogCaptureFixture, shown: list[Any]
 ) -> None:
@@ -224,6 +225,7 @@ def test_a_spare_replaces_a_dead_host_and_another_spare_comes(
     assert not any(map(alive, workers))
 
 
+@pytest.mark.slow
 def test_hosts_keep_their_places_when_others_are_replaced_or_come(tmp_path: Any, shown: list[Any]) -> None:
     job, path = ProcessJob({"trainers": 3}), str(tmp_path / "job.json")
     try:

@@ -117,6 +117,7 @@ def test_hosts_that_dial_dial_with_the_new_key(key: Path, tmp_path: Path) -> Non
         agent.close()
 
 
+@pytest.mark.slow
 def test_a_host_that_is_used_by_another_program_keeps_its_key(agents: list[HostProcess], key: Path) -> None:
     old_keys = Keys.load(key)
     hosts = attach(agents, key)
@@ -133,6 +134,7 @@ def test_a_host_that_is_used_by_another_program_keeps_its_key(agents: list[HostP
     assert Keys.load(key) != old_keys
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_changes_nothing(agents: list[HostProcess], key: Path, tmp_path: Path) -> None:
     hosts = attach(agents, key)
     with pytest.raises(TrustError, match=r"nowhere/job\.key cannot be written: No such file"):
@@ -146,6 +148,7 @@ def test_a_file_that_cannot_be_written_changes_nothing(agents: list[HostProcess]
     job.kill()
 
 
+@pytest.mark.slow
 def test_a_host_that_is_silent_gets_the_new_key_later(
     agents: list[HostProcess], key: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,6 +196,7 @@ def test_an_agent_that_is_started_again_has_the_new_key(key: Path, tmp_path: Pat
         worker.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_records_of_kept_meshes_have_the_new_key(
     agents: list[HostProcess], key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool

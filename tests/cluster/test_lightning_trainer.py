@@ -15,8 +15,10 @@ import torch  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from monarch_nb.actor import ActorError, ProcMesh, SupervisionError, heal_mesh  # noqa: E402
+from monarch_nb.connect import shutdown  # noqa: E402
 from monarch_nb.lightning import MonarchModelParallelStrategy, MonarchStrategy  # noqa: E402
 from tests.cluster.actor_tools import Faults, spawned  # noqa: E402
+from tests.effort import AS_LATER  # noqa: E402
 from tests.polling import until  # noqa: E402
 
 pytestmark = [
@@ -63,12 +65,17 @@ def data() -> Any:
 def trainer(mesh: ProcMesh | None, **options: Any) -> Any:
     arguments = {"logger": False, "enable_checkpointing": False, "max_epochs": 8, **options}
     arguments.setdefault("strategy", MonarchStrategy(mesh))
-    return L.Trainer(
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **arguments,
-    )
+    return L.Trainer(accelerator="cpu", enable_progress_bar=False, enable_model_summary=False, **arguments)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def born_with_lightning() -> Iterator[None]:
+    """As procs of users of it soon are; importing it dominates these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_NB_PRELOAD", f"{AS_LATER},lightning")
+        shutdown()
+        yield
+        shutdown()
 
 
 @pytest.fixture

@@ -154,6 +154,7 @@ def job() -> Iterator[ProcessJob]:
     job.kill()
 
 
+@pytest.mark.slow
 def test_a_job_mounts_folders_on_its_meshes_and_gathers_others(job: ProcessJob, source: Path, tmp_path: Path) -> None:
     job.remote_mount(str(source), str(tmp_path / "on-$SUBDIR"), meshes=["trainers"], python_exe=None)
     job.gather_mount(str(tmp_path / "written"), str(tmp_path / "gathered"))

@@ -27,7 +27,7 @@ SUSPECT = Finding("stuck", "planted", (1,), "it sits")
 @pytest.mark.parametrize(
     "name",
     [
-        "rows and columns: queue at row, 1 of 4",
+        pytest.param("rows and columns: queue at row, 1 of 4", marks=pytest.mark.slow),
         "mixed collectives: skip at data, 1 of 2",
         "no collectives: sleeps at data, 1 of 3",
     ],

@@ -127,6 +127,7 @@ def test_a_slice_is_sampled_alone_and_only_inside_the_block(trainers: Any) -> No
     assert profile.samples == before
 
 
+@pytest.mark.slow
 def test_c_calls_that_hold_the_gil_count_for_their_whole_time(trainers: Any) -> None:
     with monarch.profile(trainers) as profile:
         trainers.hold.call(4).get(SECONDS)
@@ -176,6 +177,7 @@ def run_and_raise(trainers: Any, error: type[BaseException], profiles: list[Prof
         raise error
 
 
+@pytest.mark.slow
 def test_samples_of_a_rank_that_dies_are_kept_with_its_death(faults: Faults) -> None:
     for procs in spawned(2, "mortal"):
         mesh = procs.spawn("mortals", Trainer)

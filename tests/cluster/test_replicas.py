@@ -137,6 +137,7 @@ def test_shards_are_compared_with_the_same_shard_of_other_ranks_alone(trainers: 
     assert compare_replicas(trainers).findings == ()
 
 
+@pytest.mark.slow
 def test_models_of_cells_are_compared_and_silent_ranks_named(trainers: Any) -> None:
     spawning = spawned(2, "cells")
     procs = next(spawning)

@@ -147,6 +147,7 @@ class Picky(Actor):
             raise ValueError("not here")
 
 
+@pytest.mark.slow
 def test_the_environment_follows_the_size_of_the_mesh() -> None:
     names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK")
     job = ProcessJob({"trainers": 1}, env={"MONARCH_NB_PRELOAD": ""})

@@ -103,7 +103,7 @@ def trainers() -> Iterator[Any]:
 
 def compare(trainers: Any, cause: str) -> Diagnosis:
     """The diagnosis of a training."""
-    trainers.slice(gpus=1).hold.call_one(50_000 if cause == "collection" else 0).get(SECONDS)
+    trainers.slice(gpus=1).hold.call_one(200_000 if cause == "collection" else 0).get(SECONDS)
     with StragglerWatch(trainers) as watch:
         trainers.train.call(cause).get(SECONDS)
     return watch.diagnosis

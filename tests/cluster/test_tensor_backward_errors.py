@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.backward_programs import PROGRAMS
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]  # PyTorch is imported in four processes of their own
 
 RAISED = {
     "nested": ("ValueError", "inner"),

@@ -45,6 +45,7 @@ def test_the_page_lists_every_operation_once_and_most_as_right() -> None:
     assert not (listed.right | listed.refused) & listed.untried
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_results_that_plain_dtensor_gets_wrong_are_right_for_uneven_shards(tmp_path: Path) -> None:
     outcomes = results(tmp_path / "results", ",".join(SMOKE), "2", "uneven")

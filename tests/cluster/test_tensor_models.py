@@ -25,7 +25,7 @@ from tests.models.zoo import MODELS
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore::monarch_nb.distributed.GatherWarning")]
 
 R = Replicate()
-DAILY = {("llama", "data + tensor"), ("LSTM", "tensor"), ("attention", "tensor")}
+DAILY = {("llama", "data + tensor")}
 
 
 @pytest.fixture(scope="module")

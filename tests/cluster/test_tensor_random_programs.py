@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from tests.effort import tries
+from tests.effort import daily, tries
 from tests.random_programs.fleet import Fleet
 from tests.random_programs.generator import generate
 from tests.random_programs.judge import EQUAL, REFUSED, UNJUDGED, WRONG, judge_program
@@ -28,7 +28,7 @@ from tests.random_programs.shrink import shrink_program
 from tests.random_programs.worker import reports
 
 DAILY_MESHES = ((2,), (2, 2), (2,), (2,), (2, 2), (2,), (2, 1, 2), (2,))
-DAILY, COMPILED, SEED = 150, 16, 2026
+SEED = 2026
 R = Replicate()
 
 
@@ -53,10 +53,11 @@ def verdict(tally: Tally) -> str:
 
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # of local tensors: PyTorch warns of some of what programs do
-def test_random_programs_come_to_what_local_torch_makes_of_them(fleet: Fleet) -> None:
-    print(f"{tries(DAILY)} programs from seed {SEED}")
+@pytest.mark.parametrize("count", daily([16, 150], 1))
+def test_random_programs_come_to_what_local_torch_makes_of_them(fleet: Fleet, count: int) -> None:
+    print(f"{tries(count)} programs from seed {SEED}")
     tally = Tally()
-    for report in reports(range(SEED, SEED + tries(DAILY)), fleet, DAILY_MESHES):
+    for report in reports(range(SEED, SEED + tries(count)), fleet, DAILY_MESHES):
         tally.add(report)
     print(tally)
     assert not (text := verdict(tally)), text
@@ -64,14 +65,15 @@ def test_random_programs_come_to_what_local_torch_makes_of_them(fleet: Fleet) ->
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
-def test_random_programs_compiled_come_to_the_same(fleet: Fleet) -> None:
-    print(f"{tries(COMPILED)} programs from seed {SEED}")
+@pytest.mark.parametrize("count", daily([4, 16], 1))
+def test_random_programs_compiled_come_to_the_same(fleet: Fleet, count: int) -> None:
+    print(f"{tries(count)} programs from seed {SEED}")
     tally = Tally()
-    for report in reports(range(SEED, SEED + tries(COMPILED)), fleet, DAILY_MESHES, compiled="python"):
+    for report in reports(range(SEED, SEED + tries(count)), fleet, DAILY_MESHES, compiled="python"):
         tally.add(report)
     print(tally)
     assert not tally.failures, verdict(tally)
-    assert tally.kinds["equal"] > COMPILED / 2
+    assert tally.kinds["equal"] > count / 2
 
 
 @pytest.mark.slow

@@ -379,6 +379,7 @@ def test_a_mesh_of_one_rank_exchanges_with_itself(procs: ProcMesh) -> None:
     assert procs.slice(gpus=slice(0, 1)).slice(gpus=0).rank_tensor("rank").tolist() == 0
 
 
+@pytest.mark.slow
 def test_handles_that_are_no_more_are_freed_on_the_ranks(procs: ProcMesh, t: Any) -> None:
     entries = t.reference.stream.held.entries
     many: list[Any] = [[t + number for number in range(3000)]]

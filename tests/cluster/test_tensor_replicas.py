@@ -170,6 +170,7 @@ def instead_of_sending(call: Callable[..., None] | None, rank: int) -> None:
         session.send = call or replicas.send
 
 
+@pytest.mark.slow
 def test_a_death_or_an_error_while_contents_are_restored() -> None:
     for mesh in meshes("again"):
         full, half = mesh.ones(4), mesh.ones(4, 2, sharding_spec=["shard", None])

@@ -85,6 +85,7 @@ def test_a_spare_becomes_the_lost_rank_and_is_replaced(
     assert pids(mesh)[0] == spare
 
 
+@pytest.mark.slow
 def test_a_spare_that_dies_fails_nothing(mesh: Mesh) -> None:
     [spare] = spares()
     os.kill(spare, signal.SIGKILL)

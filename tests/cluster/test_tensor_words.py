@@ -13,6 +13,7 @@ import monarch_nb as monarch
 from monarch_nb.distributed import CompileWarning, Mesh, MeshTensor
 from monarch_nb.tensor.propagation import PropagationError
 from tests.cluster.actor_tools import spawned
+from tests.effort import daily
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -63,7 +64,7 @@ KINDS = [Replicate(), Shard(0), *map(Partial, ("sum", "avg", "product", "max", "
 PAIRS = [pair for pair in product(KINDS, repeat=2) if len({str(kind) for kind in pair if kind.is_partial()}) < 2]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("dtype", daily([torch.float32, torch.int64, torch.bool], 1))
 def test_a_tensor_is_exactly_the_same_however_it_is_placed(mesh: Mesh, dtype: torch.dtype) -> None:
     tensor = matrix(dtype)
     pairs = [pair for pair in PAIRS if dtype.is_floating_point or not any(kind.is_partial("avg") for kind in pair)]

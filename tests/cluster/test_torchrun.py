@@ -155,6 +155,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 def test_a_script_with_a_device_mesh_runs_twice(host: Any, tmp_path: Path) -> None:
     """DTensor keeps what it knows of the mesh of the first run, whose groups the script itself has destroyed."""
@@ -191,6 +192,7 @@ def of_main(name: str) -> Any:
     return getattr(sys.modules["__main__"], name)
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_the_status_of_the_script(tmp_path: Path) -> None:
     script = tmp_path / "ends.py"
     script.write_text("import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(int(sys.argv[1]))")

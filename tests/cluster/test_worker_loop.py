@@ -78,6 +78,7 @@ def test_workers_on_ipc_are_attached_stopped_used_again_and_shut_down(folder: Pa
             hosts.spawn_procs()
 
 
+@pytest.mark.slow
 def test_ids_of_earlier_launchers_are_taken(folder: Path) -> None:
     address, proc_id = f"ipc://{folder}/w", new_service_proc_id()
     program = (

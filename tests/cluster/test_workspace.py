@@ -185,6 +185,7 @@ def two_hosts():
     return two_hosts.hosts
 
 
+@pytest.mark.slow
 def test_a_host_without_our_files_gets_a_copy_of_what_differs(tmp_path, code):
     key = tmp_path / ".key"
     Keys.load_or_create(key)

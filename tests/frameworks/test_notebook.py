@@ -14,6 +14,7 @@ NOTEBOOK = Path(__file__).with_name("three_frameworks.ipynb")
 VALUES = ["(2, 80, 3.0)", "(2, 40)", "(2, 20)"]
 pytestmark = [
     pytest.mark.frameworks,
+    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

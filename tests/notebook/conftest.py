@@ -109,6 +109,13 @@ def fresh(unloaded_kernel: Notebook, tmp_path: Path) -> Iterator[Notebook]:
     yield from _new(unloaded_kernel, tmp_path)
 
 
+@pytest.fixture
+def loaded(fresh: Notebook) -> Notebook:
+    """`fresh` with the extension: unlike those of `nb`, its processes are born with torch."""
+    fresh.run("%load_ext monarch").ok()
+    return fresh
+
+
 # A reset collects garbage, and need not traverse torch each time: it stays loaded.
 FREEZE = "import gc, sys\nif 'torch' in sys.modules and not gc.get_freeze_count(): gc.collect(); gc.freeze()"
 

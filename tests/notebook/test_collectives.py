@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_nb.collectives.connections import CAN_CUT
+from tests.effort import daily
 from tests.notebook.notebook import Cell, Notebook
 
 pytestmark = [
@@ -68,7 +69,7 @@ def nb() -> Iterator[Notebook]:
 KINDS = ("all_reduce", "ddp", "fsdp2")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", daily(KINDS, 1))
 def test_the_cell_after_one_ranks_error_works_in_the_same_processes(nb: Notebook, kind: str) -> None:
     before = nb.run(PID).ok().text
     assert "trained" in nb.run(f"%%on workers\ntrain({kind!r}, {{}})", timeout=60).ok().text
@@ -81,7 +82,7 @@ def test_the_cell_after_one_ranks_error_works_in_the_same_processes(nb: Notebook
     assert "True" in nb.run("%%on workers\ndist.is_initialized()").ok().text
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", daily(KINDS, 1))
 def test_the_cell_after_two_stops_works_in_the_same_processes(nb: Notebook, kind: str) -> None:
     before = nb.run(PID).ok().text
     assert "trained" in nb.run(f"%%on workers\ntrain({kind!r}, {{}})", timeout=60).ok().text

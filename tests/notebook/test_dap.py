@@ -199,6 +199,7 @@ def test_a_step_under_way_stops_nowhere_once_the_debugger_is_off(notebook: Noteb
     notebook.run("slept.stop().get()").ok()
 
 
+@pytest.mark.slow
 def test_ranks_stopped_by_a_page_resume_when_the_page_is_gone(notebook: Notebook) -> None:
     notebook.run("from monarch.config import configure\nconfigure(debug_page_lease='1500ms')").ok()
     debugger = Debugger(notebook).on()
@@ -358,6 +359,7 @@ def passes_until_now(debugger: Debugger) -> dict[str, int]:
     return passes
 
 
+@pytest.mark.slow
 def test_a_debugger_switched_on_before_the_extension_stops_no_engine() -> None:
     notebook = Notebook(load=False)
     try:

@@ -7,7 +7,7 @@ import pytest
 from tests.notebook.examples import Example
 from tests.notebook.notebook import Notebook
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 
 
 def test_a_query_trains_a_model_and_an_interrupted_run_resumes(fresh: Notebook) -> None:

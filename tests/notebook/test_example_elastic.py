@@ -7,7 +7,7 @@ import pytest
 from tests.notebook.examples import Example
 from tests.notebook.notebook import Notebook
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(240)]
 
 
 def test_losses_are_those_of_an_undisturbed_run(fresh: Notebook) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.notebook.examples import Example
 from tests.notebook.notebook import Notebook
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(240)]
 
 
 def test_the_reward_rises_while_a_generator_is_killed_and_healed(fresh: Notebook) -> None:

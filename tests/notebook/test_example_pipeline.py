@@ -7,7 +7,7 @@ import pytest
 from tests.notebook.examples import Example
 from tests.notebook.notebook import Notebook
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def shares(text: str) -> dict[str, int]:

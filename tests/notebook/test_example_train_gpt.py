@@ -7,7 +7,7 @@ import pytest
 from tests.notebook.examples import Example
 from tests.notebook.notebook import Notebook
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def test_training_goes_on_from_its_files_after_a_process_was_killed(fresh: Notebook) -> None:

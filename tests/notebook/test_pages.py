@@ -17,16 +17,15 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 # Lightning, which is imported on each rank, and writes to the standard error.
 LIGHTNING = ("docs/frameworks/lightning.md", "docs/coming-from-lightning.md")
 NO_TORCH = "import os; os.environ['MONARCH_NB_PRELOAD'] = ''"
+MARKS = {**{page: [pytest.mark.timeout(300)] for page in LIGHTNING}, "docs/manual/testing.md": [pytest.mark.last]}
 # Pages that start hosts of their own, each of which would import torch.
 OWN_HOSTS = [f"docs/manual/{name}.md" for name in ("elastic", "examples", "examples_jobs", "hosts", "testing")]
 ALL = tuple(dict.fromkeys((*PAGES, *FRAMEWORKS)))
+DAILY = {"README.md", "docs/coming-from-torchmonarch.md", "docs/manual/calls.md", "docs/manual/data.md"}
+DAILY |= {"docs/quickstart.md", "docs/manual/output.md"}  # what a new user reads first
 WITH_CODE = [
     # One of them takes the cluster down, and the next page would wait for another one to import torch.
-    pytest.param(page, marks=pytest.mark.last)
-    if page.endswith("testing.md")
-    else pytest.param(page, marks=pytest.mark.timeout(300))
-    if page in LIGHTNING
-    else page
+    pytest.param(page, marks=[*(() if page in DAILY else (pytest.mark.slow,)), *MARKS.get(page, ())])
     for page in PAGES
     if any(block.is_cell for block in blocks(page))
 ]
@@ -64,6 +63,7 @@ def _localised(text: str, ports: dict[str, int]) -> str:
     return re.sub(r"tcp://([\w.-]+):22222", lambda match: f"tcp://127.0.0.1:{ports[match[1]]}", text)
 
 
+@pytest.mark.slow
 @pytest.mark.last
 def test_the_hosts_chapter_works_on_agents_started_as_it_says(fresh: Notebook, tmp_path: Path) -> None:
     page = "docs/manual/hosts.md"

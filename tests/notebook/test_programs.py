@@ -104,6 +104,7 @@ losses[-1] < losses[0]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="transformers is not installed")
 def test_a_model_of_transformers_trains_in_a_cell(nb: Notebook) -> None:
     cell = nb.run(LLAMA.strip(), timeout=100).ok()

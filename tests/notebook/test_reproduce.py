@@ -55,6 +55,7 @@ def nb() -> Iterator[Debugged]:
         notebook.close()
 
 
+@pytest.mark.slow
 def test_error_is_raised_in_the_kernel_and_opened_by_debug(nb: Debugged) -> None:
     assert nb.run("dividers.divide.call(3).get()").error is not None
     cell = nb.run("%reproduce")

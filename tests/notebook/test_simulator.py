@@ -27,6 +27,7 @@ simulate()
 """
 
 
+@pytest.mark.slow
 def test_display_draws_streams_and_memory_and_names_the_trace(nb: Notebook, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     cell = nb.run(PROGRAM.format(path=str(path))).ok()

@@ -10,7 +10,7 @@ import pytest
 
 from monarch_nb._parsing import parsed
 
-pytestmark = pytest.mark.sources
+pytestmark = [pytest.mark.slow, pytest.mark.sources]
 ROOT = Path(__file__).parents[2]
 
 # Exceptions: (package that reaches, name) and the reason. Entries leave this table; none is added without a reason.
@@ -93,7 +93,6 @@ def own_names() -> dict[str, set[str]]:
     return names
 
 
-@pytest.mark.slow
 def test_no_package_reaches_past_an_underscore_of_another() -> None:
     names = own_names()
     faults, used = [], set()
@@ -111,7 +110,6 @@ def test_no_package_reaches_past_an_underscore_of_another() -> None:
     assert REASONS.keys() - used == set(), "nobody reaches for these any more: take them out of the table"
 
 
-@pytest.mark.slow
 def test_private_names_of_jupyter_are_known_to_one_kernel_module() -> None:
     names = set().union(*own_names().values())
     faults = [

@@ -72,6 +72,7 @@ def _of_rank(rank: int, port: int, results: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_staged_collectives_give_what_gloo_gives() -> None:
     import socket
 

@@ -31,7 +31,7 @@ def test_no_other_module_makes_articles_and_plurals_by_hand() -> None:
     matches = [
         f"{path.name}:{number}: {line.strip()}"
         for path in SOURCES
-        if path != WORDS
+        if path != WORDS and BY_HAND.search(path.read_text(encoding="utf-8"))
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if BY_HAND.search(line)
     ]
