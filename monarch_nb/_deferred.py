@@ -1,4 +1,4 @@
-"""Modules of the standard library that are imported at their first use, since most programs start without them.
+"""Modules of others that are imported at their first use, since most programs start without them.
 
 asyncio brings in ssl and subprocess, a seventh of the time of `import monarch.actor`. Annotations of functions that
 name it are quoted, or they would be its first use.
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import difflib as difflib
     import sysconfig as sysconfig
     import tempfile as tempfile
+
+    import zmq as zmq
 else:
 
     class _Deferred:
@@ -26,3 +28,4 @@ else:
     difflib = _Deferred("difflib")
     sysconfig = _Deferred("sysconfig")
     tempfile = _Deferred("tempfile")
+    zmq = _Deferred("zmq")

@@ -28,7 +28,7 @@ from monarch_nb.transport.protocols import Clock, ThreadClock, Transport
 if TYPE_CHECKING:
     from monarch_nb.transport.keys import Keys, KeyStep, require_keys
     from monarch_nb.transport.node import Node
-    from monarch_nb.transport.tcp.sockets import Limits, Unready, bound_at, greet, knock, split
+    from monarch_nb.transport.tcp.endpoints import Limits, Unready, bound_at, greet, knock, split
 
 __all__ = [
     "AGAIN_S",
@@ -70,6 +70,6 @@ __getattr__ = lazy_names(
     {
         "keys": ("KeyStep", "Keys", "require_keys"),
         "node": ("Node",),
-        "tcp.sockets": ("Limits", "Unready", "bound_at", "greet", "knock", "split"),
+        "tcp.endpoints": ("Limits", "Unready", "bound_at", "greet", "knock", "split"),
     },
 )

@@ -26,6 +26,10 @@ class SharedMemoryError(TransportError):
     """A large buffer could not be put into, or taken from, a memory file."""
 
 
+class NotConnectedError(Exception):
+    """A channel cannot take a message now: the link keeps it."""
+
+
 _NONE_LEFT = "no file descriptors left for"
 
 

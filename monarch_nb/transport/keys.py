@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import zmq
-
+from monarch_nb._deferred import zmq
 from monarch_nb._package import more
 from monarch_nb.transport.errors import TrustError, descriptors_for
 

@@ -18,19 +18,18 @@ from monarch_nb.routing.routes import (
     new_incarnation,
     process_incarnation,
 )
-from monarch_nb.transport import streams
-from monarch_nb.transport.connection import DialledChannel, InboundChannel
+from monarch_nb.transport import streams, tcp
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, KeyStep, require_keys
 from monarch_nb.transport.peer import Peer
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Message, UnixStream
-from monarch_nb.transport.tcp import sockets
-from monarch_nb.transport.tcp.sockets import Context, Limits, Monitor, Socket
+from monarch_nb.transport.tcp.endpoints import Limits, checked_path
 from monarch_nb.wire import Lane, agent_of, host_of, parse_address
 
 if TYPE_CHECKING:
     from monarch_nb.transport.node import Node
+    from monarch_nb.transport.tcp.sockets import Context, Socket
 
 Connection = Callable[[str, bool, str], None]
 Trust = tuple[Keys | None, bool]  # keys, and whether loopback may omit them
@@ -155,7 +154,7 @@ class Links:
         peer = self._peers.get(key)
         if peer is None:
             if hop.endpoint.startswith("ipc:"):
-                sockets.checked_path(hop.endpoint)
+                checked_path(hop.endpoint)
                 self.later(lambda: self._first_dial(hop.address))
             peer = self._peers[key] = Peer(
                 self,
@@ -169,7 +168,7 @@ class Links:
             peer.since(first_link_incarnation(self._incarnations.since(hop.address)))
         return peer
 
-    def incoming(self, router: Socket, routing_id: bytes) -> Peer | None:
+    def incoming(self, router: "Socket", routing_id: bytes) -> Peer | None:
         """Returns the peer that sent a message to our TCP socket; None if it may not send."""
         identified = self._by_id.get(routing_id)
         if identified is not None:
@@ -177,7 +176,7 @@ class Links:
         peer = self._identify_peer(routing_id, tcp=True)
         if peer is not None:
             peer.attach(
-                InboundChannel(
+                tcp.InboundChannel(
                     router, routing_id, self._reader, lost=peer.lost, reroute=lambda: self._on_inbound_closed(peer)
                 )
             )
@@ -365,7 +364,7 @@ class Links:
 
     # requests of peers
 
-    def dial(self, peer: Peer) -> DialledChannel | UnixStream | None:
+    def dial(self, peer: Peer) -> "tcp.DialledChannel | UnixStream | None":
         """Opens a connection to the peer; None if that fails now. Raises DescriptorLimitError, TrustError."""
         if self._closed:
             return None
@@ -374,10 +373,10 @@ class Links:
             return self._dial_inside(peer, name)
         trust = self._trusts.get(host_of(peer.address), self._trust)
         require_keys(peer.endpoint, *trust)
-        dealer = sockets.dial(self.context(), peer.endpoint, name, trust[0], self._limits)
-        watcher = Monitor(dealer, self._reader, lambda event, _: self._on_monitor_event(peer, event, trust[0]))
-        sockets.connect(dealer, peer.endpoint)
-        return DialledChannel(dealer, self._reader, watcher)
+        dealer = tcp.dial(self.context(), peer.endpoint, name, trust[0], self._limits)
+        watcher = tcp.Monitor(dealer, self._reader, lambda event, _: self._on_monitor_event(peer, event, trust[0]))
+        tcp.connect(dealer, peer.endpoint)
+        return tcp.DialledChannel(dealer, self._reader, watcher)
 
     def _dial_inside(self, peer: Peer, name: str) -> UnixStream | None:
         connection = streams.dial(peer.endpoint.removeprefix("ipc://"), name.encode())
@@ -395,25 +394,25 @@ class Links:
         self._inside.add(stream)
         return stream
 
-    def context(self) -> Context:
+    def context(self) -> "Context":
         """Returns the context of ZeroMQ sockets, created at first use: its threads serve connections to other hosts."""
         with self._lock:
             if self._context is None:
-                self._context = sockets.new_context()
+                self._context = tcp.new_context()
             return self._context
 
     def _on_monitor_event(self, peer: Peer, event: int, keys: Keys | None) -> None:
-        if event == sockets.UP:
+        if event == tcp.UP:
             peer.on_connected()
-        elif event == sockets.DOWN:
+        elif event == tcp.DOWN:
             peer.lost()
-        elif event & sockets.REFUSED and not self._refused(peer, keys):
+        elif event & tcp.REFUSED and not self._refused(peer, keys):
             if self._on_connection is not None:
                 self._on_connection(peer.address, False, "refused")
             else:
                 self.dropped(peer.address, f"{peer.endpoint} did not accept our key, or is not a monarch-nb process")
-        if self._on_connection is not None and event in (sockets.UP, sockets.DOWN):
-            self._on_connection(peer.address, event == sockets.UP, "connected" if event == sockets.UP else "cut")
+        if self._on_connection is not None and event in (tcp.UP, tcp.DOWN):
+            self._on_connection(peer.address, event == tcp.UP, "connected" if event == tcp.UP else "cut")
 
     def mark_busy(self, peer: Peer) -> None:
         """Ticks a peer from now on."""

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,7 +16,7 @@ from monarch_nb._private import open_private
 from monarch_nb.gpu import announce, announced
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.settings import settings
-from monarch_nb.transport import interrupts, shared
+from monarch_nb.transport import interrupts, shared, tcp
 from monarch_nb.transport.errors import TransportError, TrustError
 from monarch_nb.transport.keys import Keys, KeyStep, require_keys
 from monarch_nb.transport.links import Connection, Links
@@ -24,11 +25,12 @@ from monarch_nb.transport.pool import Loans, Pool
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.shared import available
 from monarch_nb.transport.streams import Message, UnixListener
-from monarch_nb.transport.tcp import sockets
-from monarch_nb.transport.tcp.listener import TcpListener
-from monarch_nb.transport.tcp.sockets import Limits, Socket
+from monarch_nb.transport.tcp.endpoints import Limits, bound_at, ipc_endpoint, spare_descriptors
 from monarch_nb.wire import OutFrame, agent_of, parse_address
 from monarch_nb.wire.header import Header, Kind
+
+if TYPE_CHECKING:
+    from monarch_nb.transport.tcp.sockets import Socket
 
 log = logging.getLogger("monarch_nb.transport")
 _EXEMPT = frozenset(
@@ -129,7 +131,7 @@ class Node:
             self._links.learn(host, None, folder, None, None)
         self._listener: UnixListener | None = None
         self._file: SocketFile | None = None
-        self._tcp: TcpListener | None = None
+        self._tcp: tcp.TcpListener | None = None
         self._state_lock = threading.Lock()
         self._state = "new"
 
@@ -165,7 +167,7 @@ class Node:
     def start(self) -> None:
         """Listens and starts to read. Raises TrustError, DescriptorLimitError or TransportError, leaving nothing."""
         if self._tcp_bound is not None:
-            self._tcp_bind = sockets.bound_at(self._tcp_bound)
+            self._tcp_bind = bound_at(self._tcp_bound)
         if self._tcp_bind is not None:
             require_keys(self._tcp_bind, self._keys, self._insecure_loopback)
         with self._state_lock:
@@ -181,9 +183,9 @@ class Node:
         _alive.add(self)
 
     def _listen(self) -> None:
-        sockets.spare_descriptors("the message layer")
+        spare_descriptors("the message layer")
         if self._own_folder is not None:
-            path = sockets.ipc_endpoint(self._own_folder, self.name).removeprefix("ipc://")
+            path = ipc_endpoint(self._own_folder, self.name).removeprefix("ipc://")
             private_folder(self._own_folder)
             self._listener = UnixListener(path, self._limits.backlog, self._reader, self._links.accept)
             self._file = SocketFile(Path(path))
@@ -191,7 +193,7 @@ class Node:
             self._listen_tcp(self._tcp_bind, self._keys)
 
     def _listen_tcp(self, bind: str, keys: Keys | None) -> str:
-        self._tcp = TcpListener(
+        self._tcp = tcp.TcpListener(
             self._links.context(),
             bind,
             keys,
@@ -355,7 +357,7 @@ class Node:
 
     # receiving; the reader thread calls these
 
-    def _received(self, router: Socket, routing_id: bytes, messages: Sequence[Message]) -> None:
+    def _received(self, router: "Socket", routing_id: bytes, messages: Sequence[Message]) -> None:
         peer = self._links.incoming(router, routing_id)
         if peer is not None:
             self._links.receive(peer, messages)

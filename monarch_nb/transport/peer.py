@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import zmq
-
 from monarch_nb.routing.actions import (
     Action,
     Deliver,
@@ -23,8 +21,8 @@ from monarch_nb.routing.actions import (
     Unblocked,
 )
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.connection import Connection, FrameSink, InboundChannel
-from monarch_nb.transport.errors import TransportError, UnreachableError
+from monarch_nb.transport.connection import Connection, FrameSink, is_inbound
+from monarch_nb.transport.errors import NotConnectedError, TransportError, UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.packing import SIZE, Item, Unpacker, pack_chunked, pack_local, pack_whole
 from monarch_nb.transport.parcel import Parcel
@@ -128,7 +126,7 @@ class Peer:
     @property
     def has_dialled(self) -> bool:
         """True if the peer is written to on a TCP connection that it has dialled."""
-        return isinstance(self.connection.channel, InboundChannel)
+        return is_inbound(self.connection.channel)
 
     @property
     def up(self) -> bool:
@@ -197,7 +195,7 @@ class Peer:
         if push is not None:  # without the lock, so that others do not wait for the kernel
             try:
                 push.push()
-            except zmq.Again:
+            except NotConnectedError:
                 with self._lock:
                     self.connection.lost(push)
         return True

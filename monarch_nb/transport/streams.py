@@ -17,9 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import zmq
-
-from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
+from monarch_nb.transport.errors import NotConnectedError, TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.reader import Burst, Reader
 from monarch_nb.wire import Frame
 
@@ -108,7 +106,7 @@ class UnixStream:
     # writing
 
     def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
-        """Writes one message; a part that does not fit follows by itself. Never blocks. Raises zmq.Again if closed."""
+        """Writes one message; a part that does not fit follows by itself. Never blocks. Raises NotConnectedError."""
         self.put(frame0, frames)
         self.push()
 
@@ -116,10 +114,10 @@ class UnixStream:
         """Queues one message, to be written by the next `push`; returns whether that is due now.
 
         One that `may_wait` is held back in a burst, until others, a pause of its thread or the reading thread write it
-        too: see `bursts`. Only under the lock of the link, since its frames must be in order. Raises zmq.Again.
+        too: see `bursts`. Only under the lock of the link, since its frames must be in order. Raises NotConnectedError.
         """
         if self._closed:
-            raise zmq.Again
+            raise NotConnectedError
         lengths = [len(frame0), *map(len, frames)]
         table = _table(lengths)
         size = len(table) + sum(lengths)
@@ -130,7 +128,7 @@ class UnixStream:
         return not waits
 
     def push(self) -> None:
-        """Writes queued messages. Thread-safe, with or without the lock of the link. Raises zmq.Again if closed."""
+        """Writes queued messages. Thread-safe, with or without the lock of the link. Raises NotConnectedError."""
         with self._writing:
             put = self._put
             while put:
@@ -142,13 +140,13 @@ class UnixStream:
                         size += more
                         parts += rest
                 if self._closed:
-                    raise zmq.Again
+                    raise NotConnectedError
                 self._write(parts, size)
 
     def flush(self) -> None:
         """Writes messages that were held back. Thread-safe."""
         self._burst.written()
-        with contextlib.suppress(zmq.Again):  # reading reports the loss, and the link resends the messages
+        with contextlib.suppress(NotConnectedError):  # reading reports the loss, and the link resends the messages
             self.push()
 
     def held_since(self) -> float:
@@ -163,7 +161,7 @@ class UnixStream:
             except BlockingIOError:
                 pass
             except OSError:
-                raise zmq.Again from None
+                raise NotConnectedError from None
             if sent == size:
                 return
         waits = bool(self._queue)

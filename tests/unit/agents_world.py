@@ -10,14 +10,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import zmq
-
 from monarch_nb.routing import LinkConfig, LinkIncarnations
-from monarch_nb.transport.connection import DialledChannel, InboundChannel
+from monarch_nb.transport import tcp
+from monarch_nb.transport.errors import NotConnectedError
 from monarch_nb.transport.links import Links
 from monarch_nb.transport.parcel import Parcel
-from monarch_nb.transport.tcp import sockets
-from monarch_nb.transport.tcp.sockets import Limits
+from monarch_nb.transport.tcp.endpoints import Limits
+from monarch_nb.transport.tcp.sockets import DialledChannel, InboundChannel
 from monarch_nb.wire.header import Header, Kind
 
 TICK = 0.02
@@ -47,7 +46,7 @@ class Dealer(DialledChannel):
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
         if self.wire is None or not self.wire.intact:
-            raise zmq.Again
+            raise NotConnectedError
         self.wire.out.append((frame0, frames))
 
     def read(self) -> None:
@@ -71,7 +70,7 @@ class Back(InboundChannel):
         wire = self._wires.get(self._name)
         if wire is None or not wire.intact:
             self._reader.call_soon(self._leave_it)
-            raise zmq.Again
+            raise NotConnectedError
         wire.back.append((frame0, frames))
 
     def close(self, linger_ms: int) -> None:
@@ -252,7 +251,7 @@ class World:
             wire = dealer.wire = Wire(dealer, listener)
             listener.wires[dealer.name] = wire
             self.wires.append(wire)
-            dealer.agent.links._on_monitor_event(dealer.peer, sockets.UP, None)
+            dealer.agent.links._on_monitor_event(dealer.peer, tcp.UP, None)
 
     def _move(self, wire: Wire) -> None:
         """One message arrives, or, if there is none, the dialler learns that the connection is broken."""
@@ -272,4 +271,4 @@ class World:
             if dealer.wire is wire:
                 dealer.wire = None
                 if dealer.agent.alive and dealer.open:
-                    dealer.agent.links._on_monitor_event(dealer.peer, sockets.DOWN, None)
+                    dealer.agent.links._on_monitor_event(dealer.peer, tcp.DOWN, None)

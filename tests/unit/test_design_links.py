@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.transport import Node
-from monarch_nb.transport.tcp.sockets import Limits
+from monarch_nb.transport.tcp.endpoints import Limits
 from monarch_nb.wire.header import Header, Kind
 from tests.unit.transport_tools import End, ends, run_folder
 

@@ -8,8 +8,9 @@ import pytest
 
 NEVER = {"torch", "numpy", "IPython", "ipykernel", "ipywidgets", "anywidget"}
 
+AT_FIRST_USE = {"asyncio", "ssl", "zmq"}
 FEW = 100  # modules
-FEW_OF_OURS = 115
+FEW_OF_OURS = 80
 
 LOADED = """
 import json, sys
@@ -37,11 +38,21 @@ def test_the_package_brings_in_little(name: str) -> None:
     assert not tops(modules) & {*NEVER, "zmq", "msgspec", "cloudpickle", "asyncio"}
 
 
-def test_the_actor_api_brings_in_neither_torch_nor_ipython() -> None:
-    assert not tops(loaded("monarch_nb.actor")) & NEVER
-
-
 def test_the_actor_api_brings_in_few_modules_and_no_sockets() -> None:
     modules = loaded("monarch_nb.actor")
     assert sum(name.startswith("monarch_nb") for name in modules) <= FEW_OF_OURS
-    assert "zmq" not in tops(modules)
+    assert not tops(modules) & (NEVER | AT_FIRST_USE)
+
+
+ON_ONE_HOST = """
+import sys
+from monarch.actor import this_host
+
+(there,) = this_host().spawn_procs().run(lambda: list(sys.modules)).get().values()
+print(*{*sys.modules, *there} & {"asyncio", "ssl", "zmq"}, "none besides")
+"""
+
+
+def test_a_program_on_one_host_starts_without_asyncio_and_zeromq() -> None:
+    done = subprocess.run([sys.executable, "-c", ON_ONE_HOST], check=True, capture_output=True, text=True, timeout=50)
+    assert done.stdout == "none besides\n"

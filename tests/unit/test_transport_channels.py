@@ -7,12 +7,14 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from monarch_nb.transport.connection import DialledChannel, InboundChannel
+from monarch_nb.transport.errors import NotConnectedError
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.tcp import sockets
+from monarch_nb.transport.tcp.endpoints import Limits
+from monarch_nb.transport.tcp.sockets import DialledChannel, InboundChannel
 
 pytestmark = pytest.mark.timeout(30)
-LIMITS = sockets.Limits()
+LIMITS = Limits()
 
 
 def test_the_first_write_after_a_handshake_is_never_refused() -> None:
@@ -60,7 +62,7 @@ def test_a_connection_found_gone_is_told_before_anything_else_is_read() -> None:
         assert events == ["lost", "gone"]
         events.clear()
         reader.ident = threading.get_ident()
-        with pytest.raises(zmq.Again):  # under the link's lock: the link is told by this
+        with pytest.raises(NotConnectedError):  # under the link's lock: the link is told by this
             nobody.write(b"from the reading thread", ())
         assert events == []
         reader.run_calls()

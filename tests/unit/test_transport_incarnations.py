@@ -3,7 +3,7 @@
 import pytest
 
 from monarch_nb.routing import Incarnations, LinkIncarnations, process_incarnation
-from monarch_nb.transport import links, peer
+from monarch_nb.transport import peer, tcp
 from tests.effort import tries
 from tests.unit.agents_world import Back, World
 
@@ -15,7 +15,7 @@ SOON = 2.0  # seconds of the world's clock: a question after something was lost 
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
     result = World(request.param)
     monkeypatch.setattr(peer, "_clock", result.clock)
-    monkeypatch.setattr(links, "InboundChannel", Back)
+    monkeypatch.setattr(tcp, "InboundChannel", Back)
     return result
 
 

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.transport import Keys, Limits, Node, TransportError, TrustError
+from monarch_nb.transport import Keys, Limits, Node, TransportError, TrustError, tcp
 from monarch_nb.transport.tcp import sockets
 from monarch_nb.wire.header import Kind
 from tests.polling import until
@@ -326,7 +326,7 @@ def test_a_dead_connection_with_a_full_buffer_is_noticed(monkeypatch: pytest.Mon
         dealer.setsockopt(zmq.SNDBUF, 1 << 15)
         connect(dealer, endpoint)
 
-    monkeypatch.setattr(sockets, "connect", with_little_room)
+    monkeypatch.setattr(tcp, "connect", with_little_room)
     keys = Keys.create()
     limits = Limits(heartbeat_ms=500, heartbeat_timeout_ms=300)  # none leaves before the body is on its way
     a, b = agent("h1", keys, limits=limits), agent("h2", keys)

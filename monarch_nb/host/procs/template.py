@@ -28,8 +28,9 @@ from msgspec import Struct
 from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process, portable, thread_count
 from monarch_nb.host.procs.environment import PRELOAD, held_back, install
 
-ENGINE = ("msgspec", "cloudpickle", "zmq", "monarch_nb.runtime", "monarch_nb.transport", "monarch_nb.supervision",
+ENGINE = ("msgspec", "cloudpickle", "monarch_nb.runtime", "monarch_nb.transport", "monarch_nb.supervision",
           "monarch_nb.engine.worker", "monarch_nb.host.procs.proc_main")  # fmt: skip
+AT_FIRST_USE = ("asyncio", "monarch_nb.transport.tcp.listener")  # async actors, and other hosts with ZeroMQ
 QUICK = frozenset({"numpy"})  # takes a tenth of a second, so no process waits for it
 # What sharded tensors and the first optimizer of a training program import, two seconds of work: done piece by piece
 # while there are no requests.
@@ -136,8 +137,10 @@ def _settle(cord: int) -> None:
 
 
 def _import_and_serve(control: socket.socket, cord: int) -> int:
-    imported = import_all((*ENGINE, *worth_importing()))
-    return _serve_all(control, cord, imported, list(WORTH_IMPORTING_LATER) if "torch" in imported else [])
+    preloads = worth_importing()
+    imported = import_all((*ENGINE, *AT_FIRST_USE, *preloads) if preloads else ENGINE)
+    pending = WORTH_IMPORTING_LATER if "torch" in imported else () if preloads else AT_FIRST_USE
+    return _serve_all(control, cord, imported, list(pending))
 
 
 def _serve_all(control: socket.socket, cord: int, imported: list[str], pending: list[str]) -> int:

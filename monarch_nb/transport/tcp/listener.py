@@ -16,7 +16,8 @@ from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Message
 from monarch_nb.transport.tcp import sockets
-from monarch_nb.transport.tcp.sockets import Context, Limits, Monitor, Socket
+from monarch_nb.transport.tcp.endpoints import Limits, spare_descriptors
+from monarch_nb.transport.tcp.sockets import Context, Monitor, Socket
 
 log = logging.getLogger(__name__)
 _AGAIN_S = 1.0  # between attempts to listen with another key
@@ -201,7 +202,7 @@ class TcpListener:
     def _listen_again(self) -> None:
         if self._limiter.bound is None:
             raise TransportError("its socket was opened a moment ago")
-        sockets.spare_descriptors("another key")
+        spare_descriptors("another key")
         bound = os.dup(self._limiter.bound)
         try:
             self._listen(self.endpoint, bound)

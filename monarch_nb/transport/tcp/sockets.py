@@ -1,26 +1,22 @@
-"""The ZeroMQ sockets of the transport, with their options and the events of their connections, and probes of an
-endpoint by ZMTP's own greeting, before any key is sent.
+"""The ZeroMQ sockets of the transport, with their options and the events of their connections, and the two channels
+that a link can write to: a socket dialled by this process, and the connection that the peer dialled.
 """
 
-import contextlib
 import os
-import socket
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from socket import AF_INET, AF_INET6
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from socket import socket as PlainSocket  # noqa: N812 - beside ZeroMQ's
 from typing import Any, TypeAlias
 
 import zmq
 from zmq.backend import Socket as _Raw
 
-from monarch_nb.routing.routes import ChannelEndpoint
-from monarch_nb.transport.errors import TransportError, UnreachableError, descriptor_limit, is_descriptor_limit
+from monarch_nb.transport.errors import NotConnectedError, TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.keys import Keys
-from monarch_nb.transport.packing import SIZE
 from monarch_nb.transport.reader import Reader
+from monarch_nb.transport.tcp.endpoints import Limits, spare_descriptors
 from monarch_nb.wire import Frame
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -40,27 +36,14 @@ _recv = _Raw.recv
 _get = _Raw.get
 _RCVMORE = int(zmq.RCVMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
+_send = _Raw.send  # the compiled method: the wrapper around it costs more than the call
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
+_POLLOUT = int(zmq.POLLOUT)
+_MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
+_LAST = int(zmq.NOBLOCK)
+COPY_BELOW = 256 * 1024  # bytes; larger frames are lent to the I/O thread, which costs a notification
 _CHUNK = 1  # PrefixKind.CHUNK, the first byte of frame 0
-_SPARE = 6  # descriptors that a new connection and its monitor need, with a little room
-_GREETING_LENGTH = 64  # bytes of a ZMTP 3 greeting
-_SIGNATURE = b"\xff" + bytes(7) + b"\x01\x7f"  # the start of a greeting
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of sockets: milliseconds, bytes, counts."""
-
-    reconnect_ms: int = 3
-    reconnect_max_ms: int = 200
-    linger_ms: int = 1000
-    backlog: int = 2048
-    heartbeat_ms: int = 5_000  # TCP only: libzmq's own threads answer without the GIL
-    heartbeat_timeout_ms: int = 20_000
-    handshake_ms: int = 5_000  # TCP: the time to prove the key
-    strangers: int = 256  # TCP: most connections that have not proved it
-    max_frame: int = SIZE + (1 << 20)  # bytes; TCP: a larger frame cuts the connection
 
 
 def new_context() -> Context:
@@ -165,36 +148,6 @@ def _read_rest(socket: Socket) -> tuple[bytes, list[Frame]]:
     return frame0, frames
 
 
-def ipc_endpoint(folder: Path, name: str) -> str:
-    """Returns the endpoint of process `name` of the host with this run folder."""
-    return checked_path(f"ipc://{os.fspath(folder / name)}")
-
-
-def checked_path(endpoint: str) -> str:
-    """Returns the endpoint if a unix socket can have its path. Raises TransportError."""
-    path = endpoint.removeprefix("ipc://")
-    if len(os.fsencode(path)) >= 100:  # 107 on Linux, 103 on macOS, with a margin
-        raise TransportError(
-            f"the socket path {path} is too long for this system: choose a shorter run folder "
-            "(XDG_RUNTIME_DIR or TMPDIR)"
-        )
-    return endpoint
-
-
-def spare_descriptors(purpose: str) -> None:
-    """Raises DescriptorLimitError if too few descriptors are left: libzmq would only retry forever, silently."""
-    spare: list[int] = []
-    try:
-        for _ in range(_SPARE):
-            spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
-        if is_descriptor_limit(error):
-            raise descriptor_limit(purpose) from error
-    finally:
-        for fd in spare:
-            os.close(fd)
-
-
 def _router(context: Context, limits: Limits) -> Socket:
     router = _socket(context, zmq.ROUTER, "a listening socket", limits)
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that connects again is the same peer
@@ -213,18 +166,6 @@ def _tcp(socket: Socket, endpoint: str, limits: Limits) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TTL, limits.heartbeat_timeout_ms)
     # A heartbeat leaves only after all earlier data: only the kernel can detect a connection that accepts no more.
     socket.setsockopt(zmq.TCP_MAXRT, limits.heartbeat_timeout_ms)
-
-
-def bound_at(fd: int) -> str:
-    """Returns a socket's endpoint in ZeroMQ's form. Raises TransportError unless it is TCP with a port."""
-    try:
-        with PlainSocket(fileno=os.dup(fd)) as same:
-            host, port, *_ = same.getsockname() if same.family in (AF_INET, AF_INET6) else ("", 0)
-    except OSError as error:
-        raise TransportError(f"descriptor {fd} is not a socket: {error}") from error
-    if not port:
-        raise TransportError(f"descriptor {fd} is not a TCP socket that is bound to a port")
-    return ChannelEndpoint("tcp", host=host, port=port).url
 
 
 def _adopt(router: Socket, fd: int, limits: Limits) -> None:
@@ -284,82 +225,127 @@ class Monitor:
             self._reader.call_soon(self._pair.close, 0)
 
 
-# -- probes ------------------------------------------------------------------------------------------------------------
-
-
-class Unready(UnreachableError):
-    """Nobody listens, or the listener hangs up at once; that may change in a moment."""
-
-
-def split(endpoint: str) -> tuple[str, int]:
-    """Returns host and port of "tcp://host:port". Raises ValueError."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not endpoint.startswith("tcp://") or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{endpoint!r} is not an address of a host: it should look like tcp://node7:22222")
-    return host.strip("[]"), int(port)
-
-
-def knock(endpoint: str, timeout: float) -> bool | None:
-    """Returns True if the endpoint is listening, False if it refuses, None without a reply in `timeout` seconds."""
+def write_parts(socket: Socket, frame0: bytes, frames: Sequence[Any]) -> None:
+    """Writes one multipart message to a socket without a high-water mark. Raises NotConnectedError."""
+    last = len(frames) - 1
     try:
-        with socket.create_connection(split(endpoint), timeout):
-            return True
-    except ConnectionRefusedError:
-        return False
-    except OSError:
-        return None
+        _send(socket, frame0, _MORE if frames else _LAST, True, False)
+        for index, frame in enumerate(frames):
+            _send(socket, frame, _LAST if index == last else _MORE, len(frame) < COPY_BELOW, False)
+    except zmq.Again:
+        raise NotConnectedError from None
 
 
-def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
-    """Returns the security mechanism ("CURVE", "NULL") of a ZeroMQ socket; raises UnreachableError, with the reason.
+class DialledChannel:
+    """A DEALER of this process, connected to the peer's listening socket."""
 
-    With `stay` the endpoint must also keep the connection for so many seconds, which an overloaded one does not.
-    """
-    host, port = split(endpoint)
-    try:
-        connection = socket.create_connection((host, port), timeout)
-    except ConnectionRefusedError:
-        raise Unready(f"nobody listens at {endpoint}") from None
-    except socket.gaierror as error:
-        raise UnreachableError(f"{endpoint}: no machine is known as {host!r} here ({error.strerror})") from None
-    except TimeoutError:
-        raise UnreachableError(f"{endpoint} does not answer: no such machine, or a firewall between") from None
-    except OSError as error:
-        raise UnreachableError(f"{endpoint} cannot be reached: {error.strerror or error}") from None
-    greeting, silent = b"", True
-    with connection:
+    is_dialled = True
+    __slots__ = ("_closed", "_fd", "_monitor", "_reader", "socket")
+
+    def __init__(self, socket: Socket, reader: Reader, monitor: Monitor | None) -> None:
+        self.socket = socket
+        self._reader = reader
+        self._monitor = monitor
+        self._fd = int(socket.FD)
+        self._closed = False
+
+    def listen(self, callback: Callable[[], bool]) -> None:
+        """Calls `callback` on the reader thread when the peer answers on this connection."""
+        self._reader.watch(self._fd, callback)
+        self._reader.read_again(self._fd)
+
+    def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
+        """Writes directly to the socket."""
         try:
-            connection.settimeout(timeout)
-            connection.sendall(_SIGNATURE + b"\x03")  # only the greeting: another mechanism would end it early
-            while len(greeting) < _GREETING_LENGTH and _is_ours(greeting):
-                more = connection.recv(_GREETING_LENGTH - len(greeting))
-                if not more:
-                    silent = False
-                    break
-                greeting += more
-            if stay and len(greeting) == _GREETING_LENGTH:
-                connection.settimeout(stay)
-                connection.recv(1)
-                greeting, silent = b"", False
-        except ConnectionError:
-            silent = False
-        except OSError:
-            pass  # the bytes received so far suffice
-    if not silent and len(greeting) < _GREETING_LENGTH and _is_ours(greeting):
-        raise Unready(
-            f"what listens at {endpoint} closes the connection: it is not a monarch-nb host agent, or too many "
-            "strangers connect to it"
-        )
-    if not greeting:
-        raise UnreachableError(f"whatever listens at {endpoint} says nothing: it is not a monarch-nb host agent")
-    if len(greeting) < _GREETING_LENGTH or not _is_ours(greeting) or greeting[10] < 3:
-        raise UnreachableError(f"what listens at {endpoint} is not a monarch-nb host agent; it says {greeting[:24]!r}")
-    mechanism = greeting[12:32].rstrip(b"\0")
-    with contextlib.suppress(UnicodeDecodeError):
-        return mechanism.decode("ascii")
-    raise UnreachableError(f"what listens at {endpoint} is not a monarch-nb host agent")
+            write_parts(self.socket, frame0, frames)
+        except NotConnectedError:
+            # While it sends, libzmq checks for new connections only about once a millisecond; EVENTS checks at once.
+            if not self._events() & _POLLOUT:
+                raise
+            write_parts(self.socket, frame0, frames)
+        self._events()  # also if the peer has its own connection: once restarted, it may answer on this one
+
+    def _events(self) -> int:
+        events: Any = _get(self.socket, _EVENTS)
+        if events & _POLLIN:  # reading EVENTS has cleared the signal of a readable message: the reader would sleep on
+            self._reader.read_again(self._fd)
+        return int(events)
+
+    def read(self) -> tuple[bytes, list[Frame]] | None:
+        """Returns one message from the peer, if there is one."""
+        return None if self._closed else read_dealer(self.socket)
+
+    def close(self, linger_ms: int) -> None:
+        """Closes the socket."""
+        self._closed = True
+        self._reader.unwatch(self._fd)
+        if self._monitor is not None:
+            self._monitor.close()
+        self.socket.close(linger_ms)
 
 
-def _is_ours(greeting: bytes) -> bool:
-    """Returns whether this may be the start of a ZMTP greeting."""
-    return greeting[:1] in (b"", b"\xff") and (len(greeting) < 10 or bool(greeting[9] & 1))
+class InboundChannel:
+    """The peer's connection to our ROUTER, which only the reader thread may use: others pass it their messages."""
+
+    is_dialled = False
+    __slots__ = ("_closed", "_fd", "_lost", "_queue", "_reader", "_reroute", "_router", "_routing_id")
+
+    def __init__(
+        self,
+        router: Socket,
+        routing_id: bytes,
+        reader: Reader,
+        *,
+        lost: Callable[[], None],
+        reroute: Callable[[], None],
+    ) -> None:
+        """`lost` marks the link so that its frames are stored; `reroute` finds another route. Reader thread."""
+        self._router, self._routing_id, self._reader = router, routing_id, reader
+        self._lost, self._reroute = lost, reroute
+        self._queue: deque[tuple[bytes, Sequence[Frame]]] = deque()
+        self._fd = int(router.FD)
+        self._closed = False
+
+    def write(self, frame0: bytes, frames: Sequence[Frame]) -> None:
+        """Writes at once on the reader thread, else leaves the message to that thread."""
+        self._queue.append((frame0, frames))
+        if threading.get_ident() != self._reader.ident:
+            self._reader.call_soon(self._leave)
+        elif not self._flush():
+            self._reader.call_soon(self._leave_it)  # not from here, where the peer's lock is held
+            raise NotConnectedError
+
+    def _leave(self) -> None:
+        """Writes messages that others left; without the peer's lock."""
+        if not self._flush():
+            # Before anything else is read: a later frame of the peer, which has dialled again, must follow it.
+            self._lost()
+            self._reroute()
+
+    def _leave_it(self) -> None:
+        if not self._closed:
+            self._reroute()
+
+    def _flush(self) -> bool:
+        try:
+            while self._queue and not self._closed:
+                frame0, frames = self._queue.popleft()
+                try:
+                    _send(self._router, self._routing_id, _MORE, True, False)
+                except zmq.ZMQError:  # EHOSTUNREACH: the peer is gone; the link keeps the frames until it dials again
+                    self._queue.clear()
+                    return False
+                write_parts(self._router, frame0, frames)
+            return True
+        finally:
+            self._reader.read_again(self._fd)  # the write may have cleared the signal of a readable message
+
+    def close(self, linger_ms: int) -> None:
+        """Drops messages that are not written yet."""
+        self._flush_last()
+        self._closed = True
+        self._queue.clear()
+
+    def _flush_last(self) -> None:
+        if threading.get_ident() == self._reader.ident:
+            self._flush()
