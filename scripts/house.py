@@ -193,7 +193,7 @@ FIGURES = (
     Figure("Protocols with one implementation", single_protocols, 10, 12),
     Figure("class names used more than once", repeated_class_names, 5, 25),
     Figure("circles of imports", circles_of_imports, 0, 0),
-    Figure("lines of tests", lambda: lines("tests"), 89_400, 54_000),
+    Figure("lines of tests", lambda: lines("tests"), 89_430, 54_000),
     Figure("names of tests of twelve words and more", long_test_names, 0, 0),
     Figure("modules that a call and its reply pass", modules_of_a_call, 13, 14),
 )

@@ -171,6 +171,7 @@ def _tcp(socket: Socket, endpoint: str, limits: Limits) -> None:
 def _adopt(router: Socket, fd: int, limits: Limits) -> None:
     try:
         os.set_inheritable(fd, False)
+        os.set_blocking(fd, False)  # libzmq does not: its thread would wait for a connection that another ROUTER took
         with PlainSocket(fileno=os.dup(fd)) as same:
             same.listen(limits.backlog)
     except OSError as error:
