@@ -89,6 +89,23 @@ class Front:
         assert self._kernel is not None
         self._kernel.saved_sigint_handler = handler
 
+    def before_awaits(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Calls `call` before a cell that awaits; the result undoes this.
+
+        ipykernel sets a handler of SIGINT for such a cell, and afterwards, while it replies, the one that it has found.
+        """
+        kernel = self._kernel
+        inner = getattr(kernel, "_cancel_on_sigint", None)
+        if kernel is None or inner is None:
+            return lambda: None
+
+        def cancel_on_sigint(cell: object) -> object:
+            call()
+            return inner(cell)
+
+        kernel._cancel_on_sigint = cancel_on_sigint
+        return lambda: setattr(kernel, "_cancel_on_sigint", inner)
+
     def call_soon(self, call: Callable[[], None]) -> None:
         """Schedules a call on the main thread, between two messages of the kernel; from any thread."""
         assert self._kernel is not None

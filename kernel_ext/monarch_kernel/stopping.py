@@ -223,10 +223,12 @@ class SecondPress(waiting.WaitObserver):
         self._offer: _Offer | None = None  # the newest, while it is open
         self._in_cell: Any = None  # the handlers of SIGINT to restore
         self._idle: Any = None
+        self._leave_awaits: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Follows cells and their waits."""
         self._front.beginning.append(self._on_cell_begin)
+        self._leave_awaits = self._front.before_awaits(self._on_await)
         waiting.join(self)
 
     def uninstall(self) -> None:
@@ -234,6 +236,7 @@ class SecondPress(waiting.WaitObserver):
         waiting.leave(self)
         if self._on_cell_begin in self._front.beginning:
             self._front.beginning.remove(self._on_cell_begin)
+        self._leave_awaits()
         self._close()
         self._restore()
 
@@ -286,6 +289,13 @@ class SecondPress(waiting.WaitObserver):
         """Starts a wait: after the offer it has its own first press."""
         if self._offer is not None and self._front.in_cell and signal.getsignal(signal.SIGINT) == self._pressed:
             signal.signal(signal.SIGINT, self._in_cell)
+
+    def _on_await(self) -> None:
+        """Has the kernel restore this handler, not the usual one, which would end the kernel's reply to the cell."""
+        handler = signal.getsignal(signal.SIGINT)
+        if self.possible and handler != self._pressed and threading.current_thread() is threading.main_thread():
+            self._in_cell = handler
+            signal.signal(signal.SIGINT, self._pressed)
 
     def _on_cell_begin(self) -> None:
         if self._offer is not None and self._front.numbered:

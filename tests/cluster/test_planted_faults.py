@@ -28,7 +28,7 @@ SUSPECT = Finding("stuck", "planted", (1,), "it sits")
     "name",
     [
         pytest.param("rows and columns: queue at row, 1 of 4", marks=pytest.mark.slow),
-        "mixed collectives: skip at data, 1 of 2",
+        pytest.param("mixed collectives: skip at data, 1 of 2", marks=pytest.mark.slow),
         "no collectives: sleeps at data, 1 of 3",
     ],
 )

@@ -105,7 +105,8 @@ def test_an_error_is_marked_where_it_was_raised(trainers: Any) -> None:
         with pytest.raises(ActorError):
             trainers.bad.call().get(SECONDS)
         trainers.ping.call().get(SECONDS)
-    assert [(entry.name, entry.failed) for entry in timeline.spans(0)][-2:] == [("bad", True), ("ping", False)]
+    spans = [(entry.name, entry.failed) for entry in timeline.spans(0) if entry.name in ("bad", "ping")]
+    assert spans[-2:] == [("bad", True), ("ping", False)]
 
 
 def test_a_slice_has_the_rows_of_its_ranks_alone(trainers: Any) -> None:
