@@ -1,12 +1,13 @@
 """`put`: a value shared by many calls, written once on each host and mapped by each process."""
 
+import functools
 import weakref
 from typing import Generic, TypeVar
 
 from monarch_nb.rdma.buffer import aside, service
 from monarch_nb.rdma.errors import BufferDroppedError, Limit
 from monarch_nb.rdma.puts import StoredValue, starts
-from monarch_nb.runtime import Future, current_runtime
+from monarch_nb.runtime import Future, current_runtime, unretrieved
 from monarch_nb.transport import SharedMemoryError
 from monarch_nb.transport.shared import MemoryFile
 from monarch_nb.wire import Pieces, decode, encode
@@ -85,5 +86,7 @@ def put(value: T) -> Put[T]:
     runtime, mine = current_runtime(), service()
     frames = [frame if isinstance(frame, Pieces) else memoryview(frame).cast("B") for frame in encode(value, runtime)]
     handle: Put[T] = Put(mine.puts.store(frames, runtime.context().actor_instance))
-    weakref.finalize(handle, mine.puts.release, handle._value.handle.number).atexit = False
+    unretrieved.ready()
+    release = functools.partial(mine.puts.release, handle._value.handle.number)
+    weakref.finalize(handle, unretrieved.forget, release).atexit = False  # on another thread: this one may hold locks
     return handle

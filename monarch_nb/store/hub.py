@@ -27,6 +27,7 @@ WAITING = 500  # unwatched events are folded in batches of this size
 Message = dict[str, object]
 Listener = Callable[[Message], None]
 logger = logging.getLogger(__name__)
+Followers = tuple[tuple[frozenset[type], Callable[[Event], object]], ...]
 
 
 class Store:
@@ -40,7 +41,8 @@ class Store:
         self._events: deque[Event] = deque()
         self._lock = threading.Lock()  # of the cluster, its number, and the watchers
         self._watchers: list[Listener] = []
-        self._followers: tuple[tuple[frozenset[type], Callable[[Event], object]], ...] = ()
+        self._followers: Followers = ()
+        self._following = threading.RLock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -67,14 +69,20 @@ class Store:
 
         The follower must not block. Workers report no more than without it.
         """
-        with self._lock:
-            self._followers = (*self._followers, (frozenset(kinds), follower))
+        self._change_followers(lambda before: (*before, (frozenset(kinds), follower)))
+        return lambda: self._change_followers(
+            lambda before: tuple(entry for entry in before if entry[1] is not follower)
+        )
 
-        def end() -> None:
-            with self._lock:
-                self._followers = tuple(entry for entry in self._followers if entry[1] is not follower)
-
-        return end
+    def _change_followers(self, change: Callable[[Followers], Followers]) -> None:
+        """Replaces the followers. A finalizer may do so, on a thread that holds the lock, or is in here already."""
+        with self._following:
+            while True:
+                before = self._followers
+                after = change(before)
+                if self._followers is before:
+                    self._followers = after
+                    return
 
     def keep_history(self) -> None:
         """Has processes report their use of resources from now on, once in a few seconds, even without watchers."""

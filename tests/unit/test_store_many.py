@@ -144,3 +144,12 @@ def test_a_notebooks_file_gets_of_many_ranks_their_states_only() -> None:
     assert saved["100"] == {"state": "failed"}
     assert len(saved) <= SAVED_STATES
     assert len(json.dumps(saved)) < 1_000_000
+
+
+def test_a_finalizer_may_end_a_follower_while_the_lock_is_held() -> None:
+    store, changes = Store(), list[object]()
+    ends = [store.follow(changes.append, e.ActivityChanged) for _ in range(2)]
+    with store._lock:
+        ends[0]()
+    store.put(busy(0))
+    assert len(changes) == 1
