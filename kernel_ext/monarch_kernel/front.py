@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.wire import harmless
 
+from .jupyter import before_awaits
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -90,21 +92,8 @@ class Front:
         self._kernel.saved_sigint_handler = handler
 
     def before_awaits(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Calls `call` before a cell that awaits; the result undoes this.
-
-        ipykernel sets a handler of SIGINT for such a cell, and afterwards, while it replies, the one that it has found.
-        """
-        kernel = self._kernel
-        inner = getattr(kernel, "_cancel_on_sigint", None)
-        if kernel is None or inner is None:
-            return lambda: None
-
-        def cancel_on_sigint(cell: object) -> object:
-            call()
-            return inner(cell)
-
-        kernel._cancel_on_sigint = cancel_on_sigint
-        return lambda: setattr(kernel, "_cancel_on_sigint", inner)
+        """Calls `call` before a cell that awaits; the result undoes this."""
+        return before_awaits(self._kernel, call)
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Schedules a call on the main thread, between two messages of the kernel; from any thread."""

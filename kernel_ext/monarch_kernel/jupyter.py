@@ -31,6 +31,23 @@ def last_lines(shell: Any) -> list[str]:
     return list(getattr(shell, "_last_traceback", None) or [])
 
 
+def before_awaits(kernel: Any, call: Callable[[], None]) -> Callable[[], None]:
+    """Calls `call` before a cell of a kernel that awaits; the result undoes this.
+
+    ipykernel sets a handler of SIGINT for such a cell, and afterwards, while it replies, the one that it has found.
+    """
+    inner = getattr(kernel, "_cancel_on_sigint", None)
+    if inner is None:
+        return lambda: None
+
+    def cancel_on_sigint(cell: object) -> object:
+        call()
+        return inner(cell)
+
+    kernel._cancel_on_sigint = cancel_on_sigint
+    return lambda: setattr(kernel, "_cancel_on_sigint", inner)
+
+
 def formatters(shell: Any) -> dict[str, Any]:
     """Returns the formatters of displayed values, by MIME type."""
     by_type: dict[str, Any] = shell.display_formatter.formatters
