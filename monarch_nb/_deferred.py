@@ -4,7 +4,6 @@ asyncio brings in ssl and subprocess, a seventh of the time of `import monarch.a
 name it are quoted, or they would be its first use.
 """
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,8 @@ else:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            return getattr(sys.modules.get(self._name) or import_module(self._name), attribute)
+            # Waits for a thread that is importing it, while sys.modules has only a part of it.
+            return getattr(import_module(self._name), attribute)
 
     asyncio = _Deferred("asyncio")
     difflib = _Deferred("difflib")

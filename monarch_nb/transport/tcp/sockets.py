@@ -41,9 +41,7 @@ _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 _POLLOUT = int(zmq.POLLOUT)
 _MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
-_LAST = int(zmq.NOBLOCK)
 COPY_BELOW = 256 * 1024  # bytes; larger frames are lent to the I/O thread, which costs a notification
-_CHUNK = 1  # PrefixKind.CHUNK, the first byte of frame 0
 
 
 def new_context() -> Context:
@@ -230,9 +228,9 @@ def write_parts(socket: Socket, frame0: bytes, frames: Sequence[Any]) -> None:
     """Writes one multipart message to a socket without a high-water mark. Raises NotConnectedError."""
     last = len(frames) - 1
     try:
-        _send(socket, frame0, _MORE if frames else _LAST, True, False)
+        _send(socket, frame0, _MORE if frames else _NOBLOCK, True, False)
         for index, frame in enumerate(frames):
-            _send(socket, frame, _LAST if index == last else _MORE, len(frame) < COPY_BELOW, False)
+            _send(socket, frame, _NOBLOCK if index == last else _MORE, len(frame) < COPY_BELOW, False)
     except zmq.Again:
         raise NotConnectedError from None
 
