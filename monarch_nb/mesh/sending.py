@@ -16,7 +16,7 @@ from monarch_nb.routing import plan_cast
 from monarch_nb.runtime import FILL_AGAIN_S, ActorState, AnyEndpoint, Context, PendingCall, Runtime, current_runtime
 from monarch_nb.runtime.recorder import traceparent
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.transport import DescriptorLimitError, uninterrupted
+from monarch_nb.transport import DescriptorLimitError, inside, uninterrupted
 from monarch_nb.wire import Flags, Header, Kind, OutFrame, Run, check_size, encode, pickle_failure, text_of
 from monarch_nb.wire.header import SKIP
 
@@ -211,7 +211,7 @@ def send_region(
     numbered: list[list[Run]] = []
     try:
         if ordered:
-            uninterrupted(_number, context, actor, runs, numbered)
+            uninterrupted(_number, context, actor, runs, numbered, not inside())
             runs = numbered[0]
         _send(runtime, actor, region, header, runs, parcel, pending)
         if pending is not None and header.dst and not is_local:
@@ -243,10 +243,16 @@ def send_each(
         raise
 
 
-def _number(context: Context, actor: ActorState, runs: Sequence[Run], numbered: list[list[Run]]) -> None:
+def _number(context: Context, actor: ActorState, runs: Sequence[Run], numbered: list[list[Run]], waits: bool) -> None:
+    """Numbers a message; one of a finalizer that cuts into the numbering of another (not `waits`) stays unordered."""
     instance = context.actor_instance
-    with instance.numbering:
+    if not instance.numbering.acquire(blocking=waits):
+        numbered.append(list(runs))
+        return
+    try:
         numbered.append(instance.outbox.number(actor.uid, runs))
+    finally:
+        instance.numbering.release()
 
 
 def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: Sequence[Run]) -> None:

@@ -40,8 +40,9 @@ def check_not_driven() -> None:
         )
 
 
-# Held for a few instructions only: two threads may resolve one future, a third may add a callback.
-_transitions = threading.Lock()
+# Held for a few instructions only: two threads may resolve one future, a third may add a callback. A finalizer that
+# runs within them may use other futures.
+_transitions = threading.RLock()
 
 
 def _checked(timeout: float | None) -> float | None:
@@ -129,12 +130,13 @@ class Future(Generic[R]):
     def _finish(
         self: "Future[T]", value: T | None, error: BaseException | None, resolve: Callable[[], T] | None, failed: bool
     ) -> bool:
+        decoding = None if resolve is None else threading.Lock()  # may collect garbage
         with _transitions:
             if self._done:
                 return False
             self._value, self._error, self._resolve = value, error, resolve
-            if resolve is not None:
-                self._decoding = threading.Lock()
+            if decoding is not None:
+                self._decoding = decoding
             self._done = True
             self._unread = failed and not unretrieved.leaving
             callbacks, self._callbacks = self._callbacks, None

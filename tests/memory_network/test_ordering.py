@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, endpoint, this_proc
+from monarch_nb.runtime import current_runtime, future
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -79,3 +80,40 @@ def test_messages_of_each_of_several_threads_stay_in_order(logs: Any, count: int
         assert len(notes) == 4 * count
         for i in range(4):
             assert [n for origin, n in notes if origin == i] == list(range(count))
+
+
+class CollectingLock:
+    """A lock in which a collection of garbage begins, once: a finalizer makes a call."""
+
+    def __init__(self, lock: Any, finalizers: list[Any]) -> None:
+        self._lock, self._finalizers, self.release = lock, finalizers, lock.release
+
+    def acquire(self, blocking: bool = True) -> bool:
+        taken = bool(self._lock.acquire(blocking))
+        if taken and self._finalizers:
+            self._finalizers.pop()()
+        return taken
+
+    __enter__ = acquire
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("place", ["numbering", "_lock", "_transitions"])
+def test_a_finalizer_that_cuts_into_another_call_may_call(
+    logs: Any, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, calls = current_runtime(), []
+
+    def finalize() -> None:
+        calls.append(logs.note.call("last"))
+        future.when_done(calls[0], lambda ended: None)
+
+    owners = {"numbering": runtime.context().actor_instance, "_lock": runtime.ports, "_transitions": future}
+    lock = CollectingLock(getattr(owners[place], place), [finalize])
+    monkeypatch.setattr(owners[place], place, lock)
+    logs.note.call("first").get(20)
+    calls[0].get(20)
+    assert all(sorted(notes) == ["first", "last"] for notes in logs.take.call().get(20).values())

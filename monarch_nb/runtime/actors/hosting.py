@@ -70,7 +70,7 @@ class PortTable:
     """The open ports of a process by number."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer within `open` may open or close others
         self._next = 1
         self._open: dict[int, PortHandler] = {}
         self._by_process: dict[str, dict[int, PortHandler]] = {}  # handlers that one process is to answer
