@@ -203,7 +203,9 @@ class ProcessRecording:
         spans = []
         for (uid, base), cell in tuple(self._runtime.cells.items()):
             running = cell.running
-            if running is not None and now - running[2] > RUNNING_S and (not mesh or (uid, base) == (mesh, rank)):
+            if running is None or running is cell.recorded or now - running[2] <= RUNNING_S:
+                continue
+            if not mesh or (uid, base) == (mesh, rank):
                 spans.append(RecordedSpan("call", name_of(running[1]), running[2] + self._ahead, 0.0, running[0]))
         return tuple(spans)
 

@@ -1,6 +1,7 @@
 """How an actor runs its endpoints: on which thread, in which order, how many at a time."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, Channel, Port, ProcMesh, concurrent_endpoint, endpoint
+from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, concurrent_endpoint, endpoint, this_proc
+from monarch_nb.runtime import CallRecorder, current_runtime
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -194,3 +196,33 @@ def test_spawn_does_not_wait_for_the_constructor(quad: ProcMesh, tmp_path: Path)
     gate.touch()
     assert actor.done.call_one().get(20)
     assert actor.initialized.get(20) is None
+
+
+class Raises(Actor):
+    @endpoint
+    def bad(self) -> None:
+        raise ValueError("on purpose")
+
+
+class RaisesAsync(Actor):
+    @endpoint
+    async def bad(self) -> None:
+        raise ValueError("on purpose")
+
+
+@pytest.mark.parametrize(("kind", "failed"), [(Sync, False), (Async, False), (Raises, True), (RaisesAsync, True)])
+def test_a_call_is_recorded_before_its_answer_is_sent(
+    kind: type[Actor], failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh: Any = this_proc().spawn("here", kind)
+    mesh.initialized.get(20)
+    runtime, recorder, recorded = current_runtime(), CallRecorder(), []
+    reply = runtime.reply
+    monkeypatch.setattr(runtime, "recorder", recorder)
+    monkeypatch.setattr(runtime, "reply", lambda *args: (recorded.append(recorder.take()[0]), reply(*args)))
+    with contextlib.suppress(ActorError):
+        (mesh.bad if failed else mesh.where if kind is Sync else mesh.on_its_loop).call_one().get(20)
+    monkeypatch.undo()
+    mesh.stop().get(20)
+    assert [[run.failed for run in runs] for runs in recorded] == [[failed]]
+    assert not recorder.take()[0]

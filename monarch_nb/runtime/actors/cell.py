@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 _Wrap = Callable[[Callable[..., object]], Callable[..., object]]
 _Opened = tuple[Callable[..., object], tuple[object, ...], dict[str, object]]  # a method and its arguments
-_Entered = tuple[Token[Context | None], tuple[str, str, float]]
+_Run = tuple[str, str, float]  # call, endpoint, since when
+_Entered = tuple[Token[Context | None], _Run]
 State = Literal["starting", "alive", "failed", "stopped"]
 
 EXEC = "__cell__"  # runs a cell's source between messages
@@ -80,7 +81,8 @@ class ActorCell:
         self.inbox: Inbox[Message] = Inbox()
         self._arriving = threading.Lock()
         self._spawn = (header, parcel)
-        self.running: tuple[str, str, float] | None = None  # call, endpoint, since when
+        self.running: _Run | None = None
+        self.recorded: _Run | None = None  # the last one that a timeline has
         self.began: tuple[str, float] | None = None  # the last call, and when
         self.constructing = False  # `__init__` runs
         self.calls = 0  # messages that were begun, for statistics
@@ -275,17 +277,16 @@ class ActorCell:
         self.obj, self.endpoints = obj, endpoints_of(cls)
 
     def _begin(self, header: Header, parcel: "Parcel") -> "_Entered | None":
-        """Enters a message; None if it names a point that does not exist, which is reported to its sender."""
+        """Enters a message; None if it was cancelled or names a point that does not exist, which its sender gets."""
+        extent = header.extent
         try:
-            return self._enter(header)
-        except Exception as error:
+            if header.call in self.process.cancelled:
+                raise not_run()
+            point = point_of(header.index, extent) if extent is not None else self.instance.rank
+        except (Exception, asyncio.CancelledError) as error:
             self.process.node.consumed(parcel)
             self._reply(header, Status.EXCEPTION, encode_exception(error))
             return None
-
-    def _enter(self, header: Header) -> "_Entered":
-        extent = header.extent
-        point = point_of(header.index, extent) if extent is not None else self.instance.rank
         self.running = (header.call, header.method, time.monotonic())
         self.began = (header.call, self.running[2])
         self.calls += 1
@@ -293,18 +294,20 @@ class ActorCell:
         self.process.log.begin(chain[0])
         return current.set(Context(self.instance, point, header.call, chain, header.trace)), self.running
 
+    def _record(self, header: Header, run: _Run | None) -> None:
+        """Records a run, once: before its answer, after which the caller may end the recording."""
+        if (recorder := self.process.recorder) is not None and run is not None and run is not self.recorded:
+            self.recorded = run
+            recorder.ran(self, header, run[2])
+
     def _leave(self, header: Header, entered: "_Entered") -> None:
-        if (recorder := self.process.recorder) is not None:
-            recorder.ran(self, header, entered[1][2])
+        self._record(header, entered[1])
         origin = header.chain[0] if header.chain else header.call
         self.process.log.end(origin, answered=header.port != 0 and not self.is_explicit(header.method))
         current.reset(entered[0])
 
     def run_sync(self, header: Header, parcel: "Parcel") -> None:
         """Runs one message to its end and answers it."""
-        if header.call in self.process.cancelled:
-            self._drop(header, parcel)
-            return
         entered = self._begin(header, parcel)
         if entered is None:
             return
@@ -316,12 +319,12 @@ class ActorCell:
             method, args, kwargs = self._open(header, parcel)
             result = method(*args, **kwargs)
             self._interrupts.end()
-            self._answer(header, result)
+            self._answer(header, result, entered[1])
             self._unanswered = None
         except BaseException as error:
             self._interrupts.end()
             self._unanswered = None
-            self._raised(header, error)
+            self._raised(header, error, entered[1])
         finally:
             if end_span is not None:
                 end_span()
@@ -334,13 +337,10 @@ class ActorCell:
         header, self._unanswered = self._unanswered, None
         if header is not None:
             self.running = None
-            self._raised(header, KeyboardInterrupt())
+            self._raised(header, KeyboardInterrupt(), None)
 
     async def run_async(self, header: Header, parcel: "Parcel") -> None:
         """Like `run_sync` on the actor's loop."""
-        if header.call in self.process.cancelled:
-            self._drop(header, parcel)
-            return
         entered = self._begin(header, parcel)
         if entered is None:
             return
@@ -349,9 +349,9 @@ class ActorCell:
         try:
             method, args, kwargs = self._open(header, parcel)
             result = method(*args, **kwargs)
-            self._answer(header, await result if inspect.isawaitable(result) else result)
+            self._answer(header, await result if inspect.isawaitable(result) else result, entered[1])
         except BaseException as error:
-            self._raised(header, error)
+            self._raised(header, error, entered[1])
         finally:
             if end_span is not None:
                 end_span()
@@ -370,29 +370,31 @@ class ActorCell:
         if not self.muted:
             self.process.reply(header, status, frames)
 
-    def _answer(self, header: Header, result: object) -> None:
+    def _answer(self, header: Header, result: object, run: _Run | None) -> None:
         if header.port == 0 or self.is_explicit(header.method):
             return
+        status = Status.VALUE
         try:
             frames = encode(result, self.process, gpu=self.process.node.shares_gpu(header.src))
             self.process.check_size(header.src, frames)
         except Exception as error:
             failure = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")
-            self._reply(header, Status.EXCEPTION, encode_exception(failure))
-            return
-        self._reply(header, Status.VALUE, frames)
+            status, frames = Status.EXCEPTION, encode_exception(failure)
+        self._record(header, run)
+        self._reply(header, status, frames)
 
-    def _raised(self, header: Header, error: BaseException) -> None:
+    def _raised(self, header: Header, error: BaseException, run: _Run | None) -> None:
         if isinstance(error, StopRequested):
             self._refuse_call(header)
             return
         if isinstance(error, SystemExit) and error.code in (None, 0):  # a program's regular end
-            self._answer(header, None)
+            self._answer(header, None, run)
             return
         self.errors += 1
         stored = None
         try:
             stored = self.process.failures.keep(self.instance, header, error)
+            self._record(header, run)
             self._answer_raised(header, error)
         except BaseException as failure:
             self._answer_in_words(header, error, failure)
@@ -429,10 +431,6 @@ class ActorCell:
     def _refuse_call(self, header: Header) -> None:
         if header.port and not self.is_explicit(header.method):
             self.refuse(header)
-
-    def _drop(self, header: Header, parcel: "Parcel") -> None:
-        self.process.node.consumed(parcel)
-        self._reply(header, Status.EXCEPTION, encode_exception(not_run()))
 
     # -- interrupts and cancelled calls -----------------------------------------------------------------------------
 
