@@ -241,15 +241,16 @@ _pipes: "weakref.WeakSet[IO[Any]]" = weakref.WeakSet()
 
 def only_ours(pipe: IO[Any]) -> None:
     """Keeps the owner pipe out of processes that this one forks without exec: they would hold the host alive."""
-    if not _pipes:
-        os.register_at_fork(after_in_child=_close_in_fork)
     _pipes.add(pipe)
 
 
 def _close_in_fork() -> None:
-    for pipe in list(_pipes):
-        if not pipe.closed:
-            os.close(pipe.fileno())
+    for pipe in list(_pipes):  # the raw file: it has no lock, and none closes the number again, which others may get
+        buffer: Any = getattr(pipe, "buffer", pipe)
+        buffer.raw.close()
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
 
 
 class Ahead(Struct, frozen=True):

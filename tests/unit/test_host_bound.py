@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +63,18 @@ def test_one_that_is_not_there_says_so() -> None:
     assert program.stdout is not None
     assert program.stdout.read() == "no-such-program: not found\n"
     assert end_bound(program) == 127
+
+
+def test_a_fork_may_use_the_number_of_the_pipe(tmp_path: Path) -> None:
+    program = start_bound([sys.executable, "-c", "input()"])
+    assert program.stdin is not None
+    number = program.stdin.fileno()
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(tmp_path / "own", os.O_WRONLY | os.O_CREAT), number)
+        program.stdin = None
+        os.write(number, b"whole")
+        os._exit(0)
+    os.waitpid(child, 0)
+    end_bound(program)
+    assert (tmp_path / "own").read_text() == "whole"
