@@ -9,9 +9,11 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from monarch_nb.runtime import current_runtime, fault_hook, unretrieved
 from monarch_nb.supervision import Driver, MeshFailure, log_failure
+from monarch_nb.transport import inside, signal_again
 from monarch_nb.wire import error_line
 
 # Interrupts any wait of the main thread. Ignored by default and not used elsewhere, unlike SIGINT, whose
@@ -37,9 +39,24 @@ def prepare() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     # A clean-up under way is not cut off: it ends with that status itself.
-    if _statuses and not _exiting and not unretrieved.leaving:
-        _exiting.append(True)
-        raise SystemExit(_statuses[0])
+    if not _statuses or _exiting or unretrieved.leaving:
+        return
+    if inside():  # a message is half written
+        signal_again(number)
+        return
+    error, previous = SystemExit(_statuses[0]), sys.unraisablehook
+
+    def ignored(args: Any) -> None:
+        if args.exc_value is not error:
+            previous(args)
+            return
+        sys.unraisablehook = previous
+        _exiting.clear()
+        signal_again(number)  # a finalizer, or a callback of C code, has ended by it, and the program has not
+
+    sys.unraisablehook = ignored
+    _exiting.append(True)
+    raise error
 
 
 def end_program(status: int) -> bool:

@@ -235,14 +235,19 @@ def _throw_if_there(thread: int, frame: FrameType, exception: type[BaseException
 def interrupt_program(signum: int, frame: FrameType | None) -> None:
     """Handles SIGINT as Python's handler, but delays it while the main thread is in code that must run whole."""
     if must_run_whole(frame):
-        _thread.start_new_thread(_interrupt_again, ())  # takes no lock that the thread may hold
+        signal_again(signum)
         return
     raise KeyboardInterrupt
 
 
-def _interrupt_again() -> None:
+def signal_again(signum: int) -> None:
+    """Sends a signal to the main thread in a moment. Takes no lock; in handlers that come at a bad time."""
+    _thread.start_new_thread(_signal_again, (signum,))
+
+
+def _signal_again(signum: int) -> None:
     _select.select([], [], [], AGAIN_S)  # `time.sleep` may be another function
-    _signal.pthread_kill(_main.ident, _SIGINT)
+    _signal.pthread_kill(_main.ident, signum)
 
 
 def take_back() -> None:

@@ -1,5 +1,8 @@
 """Failures that nobody handles end a script, but do not cut off its clean-up."""
 
+import sys
+import threading
+
 import pytest
 
 from monarch_nb.lifecycle import unhandled
@@ -24,3 +27,22 @@ def test_a_failure_ends_a_script_unless_it_cleans_up(cleans_up: bool, monkeypatc
         with pytest.raises(SystemExit) as exited:
             fail()
         assert exited.value.code == 3
+
+
+class Ends:
+    def __del__(self) -> None:
+        assert unhandled.end_program(3)
+
+
+def test_a_failure_during_a_finalizer_ends_a_script_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unhandled, "_statuses", [])
+    monkeypatch.setattr(unhandled, "_exiting", [])
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    unhandled.prepare()
+
+    def run() -> None:
+        Ends()
+        threading.Event().wait(10)
+
+    with pytest.raises(SystemExit):
+        run()
