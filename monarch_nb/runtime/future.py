@@ -71,6 +71,7 @@ class Future(Generic[R]):
         "_handed",
         "_lock",
         "_resolve",
+        "_restart",
         "_start",
         "_unread",
         "_unretrieved",
@@ -91,6 +92,7 @@ class Future(Generic[R]):
     _error: BaseException | None
     _resolve: Callable[[], R] | None  # decodes on the first thread that reads it
     _start: Callable[[], None] | None  # lazy receives begin when first observed
+    _restart: Callable[[], None] | None  # replaces `_start` once its only waiter was interrupted or cancelled
     _callbacks: "list[Callable[[Future[R]], None]] | None"
     _handed: bool  # to a caller that may discard it
     _unread: bool  # it ended with an error that was not retrieved
@@ -110,8 +112,7 @@ class Future(Generic[R]):
         self._error = None
         self._resolve = None
         self._start = start
-        self._callbacks = None
-        self._cancel = None
+        self._callbacks = self._cancel = self._restart = None
         self._handed = self._unread = False
         self._unretrieved = None
         self.describe = describe
@@ -140,7 +141,8 @@ class Future(Generic[R]):
             self._done = True
             self._unread = failed and not unretrieved.leaving
             callbacks, self._callbacks = self._callbacks, None
-            self.describe = self._cancel = None  # not needed any more; they refer to the call and its answers
+            # Not needed any more; they refer to the call and its answers, or to a port.
+            self.describe = self._cancel = self._restart = None
         self._lock.release()
         if failed and self._handed:
             self._keep_unretrieved()
@@ -285,7 +287,11 @@ class Future(Generic[R]):
                     return False
                 for show_tick in waiting.observers.tick:
                     show_tick(self, now - begun)
-        except KeyboardInterrupt as stop:
+        except BaseException as stop:
+            if self.watched == 1 and not self._done:
+                self._start = self._restart
+            if not isinstance(stop, KeyboardInterrupt):
+                raise
             for stop_text in waiting.observers.stop_text:
                 if text := stop_text(self):
                     raise KeyboardInterrupt(text) from stop
@@ -312,9 +318,12 @@ class Future(Generic[R]):
         SupervisionError when the actor to answer is gone, ValueError for a timeout that is no number of seconds.
         """
         limit = _checked(timeout)
-        if not self._wait(limit):
-            raise self._timeout_error(limit)  # not through a variable: its traceback would keep this future alive
-        return self._outcome()
+        if self._wait(limit):
+            return self._outcome()
+        try:
+            raise self._timeout_error(limit)
+        finally:
+            del self  # the traceback would keep this future alive, and a receive would take a value
 
     result = get
 
@@ -328,6 +337,7 @@ class Future(Generic[R]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Returns the error it ended with, or None for a value. Blocks like `get`."""
         if not self._wait(_checked(timeout)):
+            del self
             raise TimeoutError(f"no result within {timeout} s")
         try:
             self._outcome()
@@ -359,6 +369,8 @@ class Future(Generic[R]):
                 yield from signal.__await__()
             finally:
                 self.watched -= 1
+                if not (self.watched or self._done):  # the task was cancelled
+                    self._start = self._restart
                 waiting.end_await(signal, entered)
         else:
             for show in waiting.observers.no_wait:
@@ -372,6 +384,9 @@ class Future(Generic[R]):
             return await self
 
         return asyncio.get_running_loop().create_task(follow())
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Future stays where its call was made: send its result, .get()")
 
     def __repr__(self) -> str:
         if not self._done:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
 T = TypeVar("T")
+PRUNED = 16  # claims, after which those that were given up are dropped
 
 
 class Port(Generic[T]):
@@ -128,6 +129,7 @@ class _Queue:
         self._values: deque[tuple[int, Callable[[], object]]] = deque()  # rank of the sender, value
         # A cancelled receive takes no value.
         self._claims: deque[tuple[weakref.ref[Future[object]], bool]] = deque()
+        self._prune_at = PRUNED
         self._once = once
         self._taken = False  # its only value was received
         self.number = receiver.ports.open(_OpenPort(self))
@@ -154,34 +156,40 @@ class _Queue:
 
         if self._once:
             self._close()
-        while True:
-            with self._lock:
-                if not self._claims:
-                    self._values.append((header.index, value))
-                    return
-                reference, ranked = self._claims.popleft()
-            claim = reference()
-            if claim is not None and _give(claim, ranked, header.index, value):
-                self._on_received()
-                return
+        with self._lock:
+            self._values.append((header.index, value))
+        self._match()
 
     def claim(self, future: Future[object], ranked: bool) -> None:
         """Assigns the next value to this future."""
         with self._lock:
             refused = self._taken
             if not refused:
-                if not self._values:
-                    self._claims.append((weakref.ref(future), ranked))
-                    return
-                rank, value = self._values.popleft()
+                if len(self._claims) >= self._prune_at:  # polls with a time-out leave one each
+                    self._claims = deque(claim for claim in self._claims if _stands(claim[0]()))
+                    self._prune_at = 2 * len(self._claims) + PRUNED
+                self._claims.append((weakref.ref(future), ranked))
         if refused:
             self._refuse(future)
-            return
-        if not _give(future, ranked, rank, value):  # it was cancelled just now
+        else:
+            self._match()
+
+    def _match(self) -> None:
+        """Gives the values that are there to the receives that wait, in order."""
+        while True:
             with self._lock:
-                self._values.appendleft((rank, value))
-            return
-        self._on_received()
+                if not (self._values and self._claims):
+                    return
+                reference, ranked = self._claims.popleft()
+                future = reference()
+                if future is None or not _stands(future):
+                    continue
+                rank, value = self._values.popleft()
+            if _give(future, ranked, rank, value):
+                self._on_received()
+            else:  # it was cancelled just now
+                with self._lock:
+                    self._values.appendleft((rank, value))
 
     def _on_received(self) -> None:
         """Handles a received value: after that of a once-port, present and later receives fail."""
@@ -204,6 +212,11 @@ class _Queue:
 
 def _give(future: Future[object], ranked: bool, rank: int, value: Callable[[], object]) -> bool:
     return future._set_lazy((lambda: (rank, value())) if ranked else value)
+
+
+def _stands(claim: Future[object] | None) -> bool:
+    """Returns whether a receive still waits: it was not dropped, cancelled, or left by its only waiter."""
+    return claim is not None and not claim._done and claim._start is None
 
 
 class _OpenPort:
@@ -269,7 +282,8 @@ class PortReceiver(Generic[T]):
     def recv(self) -> Future[T]:
         """Returns a future of the next value. Lazy: only observed futures claim values, in order of observation.
 
-        A cancelled future claims none either.
+        A cancelled future claims none either. One whose `get` was interrupted, or whose `await` was cancelled, claims
+        anew when it is observed again.
         """
         queue, ranked = self._queue, self._ranked
         future: Future[T] = Future._make(describe=lambda: f"no value has come for port {queue.number} yet")
@@ -280,7 +294,7 @@ class PortReceiver(Generic[T]):
             if observed is not None:
                 queue.claim(observed, ranked)
 
-        future._start = start
+        future._start = future._restart = start
         future._cancel = Future._give_up
         return future
 
