@@ -221,7 +221,7 @@ class Endpoint(Generic[P, R]):
             call.close()
             raise
         if self._timeout is not None:
-            call.limit(self._timeout)
+            runtime.limit_call(call, self._timeout)
 
     def _pending(self, region: Region, build: Callable[[list[Thunk]], T]) -> PendingCall[T]:
         call = PendingCall(current_runtime(), self._title, self._mesh._state.uid, region.ranks, len(region), build)

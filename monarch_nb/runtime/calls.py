@@ -2,6 +2,9 @@
 
 import contextlib
 import functools
+import heapq
+import itertools
+import math
 import pickle
 import threading
 import weakref
@@ -33,8 +36,9 @@ from monarch_nb.wire import (
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
-    from monarch_nb.transport import Parcel
+    from monarch_nb.transport import Clock, Parcel
 
+PRUNED = 64  # time limits, after which those of answered calls are dropped
 R = TypeVar("R", covariant=True)
 A = TypeVar("A")
 
@@ -374,22 +378,16 @@ class PendingCall(Generic[R]):
             return False
         return self._abandon(CancelledError(f"{self.title}() was cancelled; {self.describe()}{self._left_running()}"))
 
-    def limit(self, seconds: float) -> None:
-        """Ends it with a TimeoutError, and cancels it on its ranks, unless all have answered in that time."""
-        me = weakref.ref(self)  # an answered call and its answers are not kept for that long
-
-        def expire() -> None:
-            call = me()
-            if call is None or not call.waits:
-                return
-            if call._raised:  # more useful than a report that others are late
-                missing = call.missing_ranks()
-                if call._end():
-                    call._process.cancel_on_ranks(call.call, call.mesh, missing)
-                return
-            call._abandon(TimeoutError(call._timeout_text(seconds)))
-
-        self._process.later(seconds, expire)
+    def expire(self, seconds: float) -> None:
+        """Ends it with a TimeoutError, and cancels it on its ranks, unless all have answered in these seconds."""
+        if not self.waits:
+            return
+        if not self._raised:
+            self._abandon(TimeoutError(self._timeout_text(seconds)))
+            return
+        missing = self.missing_ranks()  # what has been raised is more useful than a report that others are late
+        if self._end():
+            self._process.cancel_on_ranks(self.call, self.mesh, missing)
 
     @property
     def waits(self) -> bool:
@@ -428,6 +426,47 @@ class PendingCall(Generic[R]):
             return f"{self.title}() has not answered yet"
         errors = f", {len(self._raised)} of them with an error" if self._raised else ""
         return f"{self.size - self.missing} of {self.size} ranks have answered {self.title}(){errors}"
+
+
+class CallLimits:
+    """The time limits of calls, on one timer. An answered call is not kept for that long, nor its limit."""
+
+    def __init__(self, clock: "Clock") -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._limits: list[tuple[float, int, float, weakref.ref[PendingCall[Any]]]] = []  # a heap; when due
+        self._numbers = itertools.count()
+        self._prune_at = PRUNED
+        self._next = math.inf  # when the timer runs
+
+    def add(self, call: PendingCall[Any], seconds: float) -> None:
+        """Limits a call to `seconds` from now."""
+        with self._lock:
+            if len(self._limits) >= self._prune_at:
+                self._limits = [limit for limit in self._limits if (other := limit[3]()) is not None and other.waits]
+                heapq.heapify(self._limits)
+                self._prune_at = PRUNED + 2 * len(self._limits)
+            due = self._clock.monotonic() + seconds
+            heapq.heappush(self._limits, (due, next(self._numbers), seconds, weakref.ref(call)))
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._limits and self._limits[0][0] < self._next:
+            self._next = self._limits[0][0]
+            self._clock.later(max(0.0, self._next - self._clock.monotonic()), self._expire)
+
+    def _expire(self) -> None:
+        late = []
+        with self._lock:
+            now = self._clock.monotonic()
+            while self._limits and self._limits[0][0] <= now:
+                late.append(heapq.heappop(self._limits)[2:])
+            if self._next <= now:
+                self._next = math.inf
+            self._set_timer()
+        for seconds, reference in late:
+            call = reference()
+            if call is not None:
+                call.expire(seconds)
 
 
 class _Unclaimed:

@@ -15,7 +15,7 @@ from monarch_nb.runtime.actors.failures import FailureStore
 from monarch_nb.runtime.actors.hosting import Hosting, LogPositions, PortTable, ProcessTables
 from monarch_nb.runtime.actors.interrupts import Cancellation, CancelledCalls, Interrupts
 from monarch_nb.runtime.arrivals import SPAWN, Arrivals, Losses
-from monarch_nb.runtime.calls import PendingCall
+from monarch_nb.runtime.calls import CallLimits, PendingCall
 from monarch_nb.runtime.context import (
     ROOT,
     Context,
@@ -132,7 +132,7 @@ class Runtime:
 
         self.waits = DeadlockDetector(self)
         cancellation = Cancellation(self)
-        self.cancel_on_ranks = cancellation.send
+        self.cancel_on_ranks, self.limit_call = cancellation.send, CallLimits(clock).add
         interrupts = Interrupts(
             local.cells, self.cancelled, clock, lambda cell: self.feature(COLLECTIVES).interrupted(cell)
         )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LONGEST_PAUSE_S = 1e6  # of a thread that sleeps: some platforms refuse longer ones
+
 
 class Clock(Protocol):
     """The time for decisions, and delayed calls. Functions that it runs must not block."""
@@ -90,7 +92,8 @@ class ThreadClock:
         while True:
             with self._changed:
                 while not self._closed and (not self._heap or self._heap[0][0] > time.monotonic()):
-                    self._changed.wait(max(0.0, self._heap[0][0] - time.monotonic()) if self._heap else None)
+                    pause = max(0.0, self._heap[0][0] - time.monotonic()) if self._heap else None
+                    self._changed.wait(None if pause is None else min(pause, LONGEST_PAUSE_S))
                 if self._closed:
                     return
                 _, _, function = heapq.heappop(self._heap)

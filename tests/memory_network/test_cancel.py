@@ -309,6 +309,16 @@ def test_a_late_stream_gives_what_came_and_fails_the_rest(workers: Any) -> None:
     assert "by rank 2 of mesh workers (1 of 4 asked)" in str(outcomes[3])
 
 
+def test_the_limits_of_answered_calls_take_no_memory(workers: Any) -> None:
+    for timeout in (1e11, 1e5):
+        for _ in range(200):
+            workers.seen.options(timeout=timeout).choose().get(20)
+    limits = current_runtime().limit_call.__self__  # type: ignore[attr-defined]
+    assert len(limits._limits) < 100
+    with pytest.raises(TimeoutError, match="was not answered within 3 s"):
+        workers.hang.options(timeout=3).call(Channel[int].open()[0]).get()
+
+
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "1", True])
 def test_a_limit_is_a_positive_number_of_seconds(workers: Any, timeout: Any) -> None:
     with pytest.raises(ValueError, match="timeout must be"):

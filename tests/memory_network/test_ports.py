@@ -97,7 +97,7 @@ def test_a_receive_that_was_given_up_does_not_eat_a_value() -> None:
     assert future.get(20) == "a"
 
 
-def test_a_receive_whose_waiter_was_ended_claims_anew_when_it_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receive_whose_only_waiter_was_ended_claims_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     port, receiver = Channel[str].open()
     stopped, cancelled = receiver.recv(), receiver.recv()
     with monkeypatch.context() as patch:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.transport import Node, Parcel, TransportError, TrustError
+from monarch_nb.transport import Node, Parcel, ThreadClock, TransportError, TrustError
 from monarch_nb.wire.header import Header, Kind
 from tests.unit.transport_tools import End, ends, reader_threads, run_folder, settled
 
@@ -295,3 +295,13 @@ def test_a_path_too_long_for_a_socket_is_said() -> None:
         node = Node("h/a", run_folders={"h": long}, handler=lambda *_: None, on_link_failed=lambda *_: None)
         with pytest.raises(TransportError, match="too long"):
             node.start()
+
+
+def test_a_delay_that_no_platform_can_sleep_leaves_the_clock_running() -> None:
+    clock = ThreadClock()
+    clock.later(1e11, threading.Event().set)
+    for _ in range(3):
+        ran = threading.Event()
+        clock.later(0.05, ran.set)
+        assert ran.wait(20)
+    clock.close()
