@@ -272,7 +272,7 @@ def stop_hosts(
 def at_exit() -> None:
     """Ends what the program has started, when the program ends."""
     runtime = started()
-    if runtime is not None:
+    if runtime is not None and not runtime.is_inherited:
         unhandled.end_quietly()
         if settings.mesh_keep > 0 and not runtime.is_worker:
             runtime.part(Detacher).detach_all("the program that held it has ended")
@@ -299,7 +299,9 @@ def shutdown(patience: float | None = None) -> None:
     Actors have `patience` seconds to clean up, by default 2, or 0.3 where Ctrl-C has ended the program.
     """
     runtime = started()
-    if runtime is None or runtime.is_worker:
+    if runtime is not None and runtime.is_inherited:
+        install(None)
+    if runtime is None or runtime.is_inherited or runtime.is_worker:
         return
     agents = runtime.part(LocalAgents)
     with agents.lock:

@@ -245,6 +245,7 @@ def only_ours(pipe: IO[Any]) -> None:
 
 
 def _close_in_fork() -> None:
+    _coming.clear()
     for pipe in list(_pipes):  # the raw file: it has no lock, and none closes the number again, which others may get
         buffer: Any = getattr(pipe, "buffer", pipe)
         buffer.raw.close()

@@ -1,6 +1,7 @@
 """The runtime: one per process. It connects the parts that deliver messages to actors and ports, and send them."""
 
 import itertools
+import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +103,7 @@ class Runtime:
         self.cancelled = CancelledCalls()
         self._call_numbers = itertools.count()
         self.recorder: CallRecorder | None = None  # while a timeline is recorded
+        self._pid = os.getpid()
         self._setup = threading.Event()
         self._setup.set()
 
@@ -146,6 +148,11 @@ class Runtime:
     def closed(self) -> bool:
         """True once it has left the cluster."""
         return self.local.closed
+
+    @property
+    def is_inherited(self) -> bool:
+        """True in a process that was forked from its own, which goes on using it."""
+        return self._pid != os.getpid()
 
     def start(self) -> None:
         """Starts to take messages."""
@@ -231,8 +238,11 @@ def install(new: Runtime | None, *, several: bool = False) -> None:
 
     With `several`, other runtimes are simulated here, too: code in an actor gets its own.
     """
-    if started() is not None:
+    former = started()
+    if former is not None:
         waiting.observers.change(())
+        if former.is_inherited:
+            current.set(None)  # the actor whose code has forked is not here
     make_current(new, several=several)
     if new is not None:
         prefix_records(running_actor)

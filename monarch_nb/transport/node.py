@@ -293,7 +293,10 @@ class Node:
 
     def _why_not(self) -> str:
         if self._state == "inherited":
-            return "this process was forked from one with open connections: it needs a node of its own"
+            return (
+                "this process was forked from one that is connected, and cannot use its connections: start it with "
+                'multiprocessing.get_context("spawn"), or call shutdown_context() in it first and spawn processes anew'
+            )
         return f"this node is {self._state}"
 
     # membership

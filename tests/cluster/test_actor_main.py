@@ -244,6 +244,40 @@ def test_shutdown_context_ends_it_all_and_a_new_beginning_is_possible(tmp_path: 
     )
 
 
+def test_a_forked_child_leaves_the_processes_of_its_parent_alone(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        class Worker(Actor):
+            @endpoint
+            def pid(self): return os.getpid()
+            @endpoint
+            def fork(self): return fork(None)
+
+        def spawned(): return this_host().spawn_procs().spawn("worker", Worker)
+
+        def fork(worker):
+            child = os.fork()
+            if child:
+                return os.waitpid(child, 0)[1]
+            try:
+                (worker or spawned()).pid.call_one().get(20)
+            except Exception as error:
+                assert "shutdown_context() in it first" in str(error)
+                shutdown_context().get(20)
+                assert spawned().pid.call_one().get(20) != os.getpid()
+                shutdown_context().get(20) if worker is None else None
+                os._exit(0) if worker is None else sys.exit()
+
+        worker = spawned()
+        pid = worker.pid.call_one().get(20)
+        assert fork(worker) == worker.fork.call_one().get(20) == 0
+        assert worker.pid.call_one().get(20) == pid != spawned().pid.call_one().get(20)
+        """,
+    )
+    assert "Exception ignored" not in done.stderr
+
+
 def test_memory_that_an_actor_frees_is_there_for_its_next_step(tmp_path: Path) -> None:
     run(
         tmp_path,
