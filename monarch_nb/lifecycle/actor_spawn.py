@@ -103,6 +103,8 @@ def spawn_actors(
     """Spawns one actor on each process. Does not block: `__init__` runs there later, before the first message."""
     cls = stand_ins.get(cls, cls)
     check_class(cls)
+    if not isinstance(name, str):
+        raise TypeError(f"spawn: the name of {cls.__name__} must be a str, not {name!r}")
     kind = kind_of(cls)
     init = init_of(cls)
     if init is not object.__init__:

@@ -230,7 +230,7 @@ class Endpoint(Generic[P, R]):
         return call
 
     @_adverb
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Calls every member; the future gives a ValueMesh, or raises the first error.
 
         After the first error, the other members are waited for `call_error_window` (3 s) and no longer.
@@ -243,7 +243,7 @@ class Endpoint(Generic[P, R]):
         return call.hand_out()
 
     @_adverb
-    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def call_one(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Calls the only member. Raises ValueError at once when there are more."""
         region = self._mesh._region
         if len(region) != 1:
@@ -254,7 +254,7 @@ class Endpoint(Generic[P, R]):
         return self._call_member(region, args, kwargs)
 
     @_adverb
-    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def choose(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Calls one member, picked uniformly at random."""
         region = self._mesh._region
         rank = region.ndslice.get(random.randrange(len(region)))
@@ -267,7 +267,7 @@ class Endpoint(Generic[P, R]):
         return call.hand_out()
 
     @_adverb
-    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
+    def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
         """Calls every member; returns one future each, which resolve in the order of arrival of the answers."""
         region = self._mesh._region
         frames = self._frames(args, kwargs, region)
@@ -279,7 +279,7 @@ class Endpoint(Generic[P, R]):
         return call.futures()
 
     @_adverb
-    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+    def broadcast(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Calls every member without waiting for answers: an exception in the endpoint fails the actor."""
         if self._timeout is not None:
             raise ValueError(
@@ -288,7 +288,7 @@ class Endpoint(Generic[P, R]):
         send(self, args, kwargs)
 
     @_adverb
-    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def rref(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Calls every member; each result is the value of its rank in tensors that are returned at once.
 
         `propagate` of the endpoint describes these tensors: a function, "inspect" where it returns nothing, or "cached"

@@ -21,6 +21,7 @@ from monarch_nb.wire import (
     decode_exception,
     encode,
     encode_exception,
+    pickle_failure,
     unfold_each,
 )
 
@@ -77,7 +78,11 @@ class Port(Generic[T]):
 
     def send(self, obj: T) -> None:
         """Sends one value; does not wait for it to arrive. Raises RuntimeError for a second one of a once-port."""
-        frames = encode(obj, current_runtime())
+        try:
+            frames = encode(obj, current_runtime())
+        except Exception as error:
+            failure = pickle_failure(error, obj, "the `value` for a port")
+            raise failure from failure.__cause__
         self._use()
         self._send(Status.VALUE, frames)
 

@@ -1,5 +1,6 @@
 """Wrong classes and wrong calls raise at the caller, before anything is sent."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,10 @@ class SyncWithAsyncUndeliverable(Actor):
         return True
 
 
+class AsyncInit(Actor):
+    async def __init__(self) -> None: ...  # type: ignore[misc]
+
+
 class Good(Actor):
     def __init__(self, start: int, *, step: int = 1) -> None:
         self.start = start + step
@@ -59,6 +64,12 @@ class Good(Actor):
 
     def helper(self) -> int:
         return 1
+
+    plus = endpoint(partial(add, x=1))  # type: ignore[arg-type]
+
+    @endpoint
+    def named(this, self: int) -> int:  # noqa: N805
+        return self
 
     @endpoint
     def uses_helper(self) -> int:
@@ -93,6 +104,7 @@ class Holder(Actor):
         (AsyncWithSyncCleanup, "has async endpoints, but a synchronous __cleanup__"),
         (SyncWithAsyncSupervise, "has sync endpoints, but an async __supervise__"),
         (SyncWithAsyncUndeliverable, "has sync endpoints, but an async _handle_undeliverable_message"),
+        (AsyncInit, "has an async __init__, which nobody awaits"),
         (int, "must be a class derived from"),
         (Good(1), "must be a class derived from"),
     ],
@@ -158,6 +170,8 @@ def test_arguments_that_do_not_fit_are_told_at_the_caller(quad: ProcMesh) -> Non
         quad.spawn("bad", Good, 1, 2)
     with pytest.raises(TypeError, match="no arguments"):
         quad.spawn("bad", AsyncWithSyncSupervise, 1)
+    with pytest.raises(TypeError, match="must be a str, not None"):
+        quad.spawn(None, Good, 1)  # type: ignore[arg-type]
     assert good.add.call(2, times=3).get(20).values() == [8] * 4
 
 
@@ -170,6 +184,8 @@ def test_an_endpoint_needs_an_adverb(quad: ProcMesh) -> None:
 def test_actors_may_use_their_own_methods_and_endpoints(quad: ProcMesh) -> None:
     good: Any = quad.slice(gpus=0).spawn("good", Good, 1)
     assert good.uses_helper.call_one().get(20) == 4
+    assert good.plus.call_one().get(20) == 3
+    assert good.named.call_one(self=5).get(20) == 5
 
 
 def test_endpoints_are_inherited_and_overridden(quad: ProcMesh) -> None:

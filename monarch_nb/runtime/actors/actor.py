@@ -114,7 +114,10 @@ class EndpointProperty(Generic[P, R]):
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         # On the class: the property itself. On the object: the plain method, so that actors can call their own.
-        return self if instance is None else self._method.__get__(instance, owner)
+        if instance is None:
+            return self
+        bind = getattr(self._method, "__get__", None)  # a partial function has none
+        return functools.partial(self._method, instance) if bind is None else bind(instance, owner)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the plain method; the first argument is the object."""
@@ -212,12 +215,13 @@ def _overrides(cls: type, hook: str) -> Callable[..., object] | None:
 def kind_of(cls: type) -> Kind:
     """Returns the kind of an actor class: "sync" runs on a thread of its own, "async" on an event loop of its own.
 
-    Raises ValueError for classes that mix both.
+    Raises ValueError for classes that mix both, or whose `__init__` is a coroutine function.
     """
-    endpoints = endpoints_of(cls)
+    name, endpoints = cls.__name__, endpoints_of(cls)
+    if inspect.iscoroutinefunction(_overrides(cls, "__init__")):
+        raise ValueError(f"{name} has an async __init__, which nobody awaits: make it `def`, and await in an endpoint")
     asynchronous = [name for name, ep in endpoints.items() if ep.is_async]
     synchronous = [name for name in endpoints if name not in asynchronous]
-    name = cls.__name__
     if asynchronous and synchronous:
         raise ValueError(
             f"{name} mixes both async and sync endpoints: {', '.join(asynchronous)} are async, "

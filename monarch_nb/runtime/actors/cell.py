@@ -240,7 +240,7 @@ class ActorCell:
             if endpoint is None:
                 raise AttributeError(f"{self.spec.class_name} has no endpoint {header.method!r} in this process")
             self.endpoints[header.method] = endpoint
-        method = endpoint._method.__get__(self.obj)
+        method = endpoint.__get__(self.obj)
         if endpoint._instrument:
             method = instrumented(method, header.method.lstrip("@!"))
         if self.watch is not None:
