@@ -1,6 +1,5 @@
 """The main function of a spawned process: it joins its proc mesh, and runs until it is stopped."""
 
-import contextlib
 import os
 import sys
 import threading
@@ -36,7 +35,7 @@ from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import RegionForm
 from monarch_nb.telemetry import trainers
 from monarch_nb.transport import Node, ThreadClock
-from monarch_nb.wire import Asker, land_on_gpus
+from monarch_nb.wire import Asker, flush_output, land_on_gpus
 
 _LOST_S = 1.0  # for the clean-up of actors in a process that cannot use its GPU any more
 
@@ -106,9 +105,7 @@ def run_proc(spec: ProcSpec) -> int:
     runtime.close()
     if gpu_errors:
         sys.stderr.write(f"{spec.name}: {gpu_errors[0]}\n")
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    flush_output()
     return int(bool(gpu_errors))
 
 

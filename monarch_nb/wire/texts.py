@@ -1,6 +1,8 @@
 """Texts and numbers of foreign values: their code cannot break them, and terminals execute no commands in them."""
 
+import contextlib
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -20,6 +22,15 @@ _COMMANDS = re.compile(
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # a quick check for none
 _SUSPECT = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;:]*m)")  # except colours
 _TYPE: Any = vars(type)  # a metaclass may have names of its own
+
+
+def flush_output(other: Sequence[object] = ()) -> None:
+    """Flushes stdout and stderr, whatever the program has put there, unless it is one of `other`. Raises nothing."""
+    for name in ("stdout", "stderr"):
+        with contextlib.suppress(Exception):  # None, closed, or a class of the program without `flush`
+            stream = getattr(sys, name)
+            if all(stream is not text for text in other):
+                stream.flush()
 
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")

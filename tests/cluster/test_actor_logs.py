@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,10 +80,21 @@ class Talker(Actor):
         ctypes.string_at(0)
 
 
+class WriteOnly:
+    """A stream as programs make them, to write to two places."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 class Answers(Actor):
     @endpoint
     def answer(self, number: int) -> int:
         return number
+
+    @endpoint
+    def replace(self, stream: Any) -> None:
+        sys.stdout = stream
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +105,15 @@ def eight() -> Iterator[ProcMesh]:
 @pytest.fixture(scope="module")
 def talkers(eight: ProcMesh) -> Talker:
     return eight.spawn("talkers", Talker)
+
+
+def test_a_stream_of_the_program_need_not_flush(own_procs: ProcMesh) -> None:
+    answers = own_procs.spawn("answers", Answers)
+    for stream in (None, WriteOnly()):
+        answers.replace.call(stream).get(20)
+        assert set(answers.answer.call(3).get(20).values()) == {3}
+    own_procs.stop().get(20)
+    assert not own_procs.logs("Traceback")
 
 
 def wait_for(mesh: ProcMesh, count: int, grep: str) -> list[str]:

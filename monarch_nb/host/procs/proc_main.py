@@ -2,7 +2,6 @@
 
 import atexit
 import builtins
-import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -29,7 +28,7 @@ from monarch_nb.host.procs.environment import QUIET, install, overlaid, wanted_t
 from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.logs.journal import redirect
 from monarch_nb.transport import interrupt_program
-from monarch_nb.wire import parse_address, repr_of, text_of
+from monarch_nb.wire import flush_output, parse_address, repr_of, text_of
 
 _references: list[object] = []
 DESCRIPTORS = "MONARCH_NB_DESCRIPTORS"  # of channel and cord, for a command of the user's own
@@ -103,9 +102,7 @@ def leave(status: int, last: str) -> NoReturn:
         traceback.print_exc()
     atexit._run_exitfuncs()
     _empty_own_modules(last)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    flush_output()
     os._exit(status & 0xFF)
 
 

@@ -7,7 +7,6 @@ import faulthandler
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TextIO, TypeVar
 
 from monarch_nb.runtime.output.displays import displays
-from monarch_nb.wire import parse_address, text_of
+from monarch_nb.wire import flush_output, parse_address, text_of
 
 AT_ONCE_S = 0.001  # a call that begins this soon after another has ended gets no mark
 R = TypeVar("R")
@@ -90,10 +89,8 @@ class OwnLog:
         if self._journal is None:
             return 0
         displays.flush()
+        flush_output(self._journal.texts)
         try:
-            for text in (sys.stdout, sys.stderr):
-                if text not in self._journal.texts:  # the program has replaced it
-                    text.flush()
             return self._journal.position()
         except (OSError, ValueError):
             return 0
