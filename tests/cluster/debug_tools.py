@@ -159,6 +159,15 @@ class Looper(Actor):
         await asyncio.sleep(0.01)
         return 2 * x
 
+    @endpoint
+    async def gathered(self) -> object:
+        import asyncio
+
+        return await asyncio.gather(self.later(1), self.stop())
+
+    async def stop(self) -> None:
+        breakpoint()
+
 
 class Owner(Actor):
     """Owns an actor that fails, and stops in `__supervise__`."""

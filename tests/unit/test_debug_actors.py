@@ -270,6 +270,18 @@ def test_quit_ends_the_endpoint_with_an_error_and_the_actor_lives(trainers: Any)
     assert isinstance(trainers.slice(gpus=0).steps_done.call_one().get(SECONDS), int)
 
 
+def test_quit_in_a_task_of_an_endpoint_ends_it_and_the_actor_lives(procs: ProcMesh) -> None:
+    looper = procs.slice(gpus=0).spawn("looper", Looper)
+    future = looper.gathered.call_one()
+    stopped(1)
+    debug.group(looper).quit()
+    with pytest.raises(ActorError) as caught:
+        future.get(SECONDS)
+    assert isinstance(caught.value.exception, QuitDebugger)
+    assert looper.ping.call_one().get(SECONDS) == "pong"
+    looper.stop().get(SECONDS)
+
+
 def test_the_table_names_stopped_ranks_and_those_that_are_not(trainers: Any) -> None:
     trainers.slice(gpus=slice(0, 2)).step.call(1)
     future = trainers.slice(gpus=2).wait_long.call_one()

@@ -182,11 +182,20 @@ class AsyncExecutor:
     def _run(self) -> None:
         with asyncio.Runner() as runner:
             try:
-                runner.run(self._main())
+                self._run_main(runner.get_loop())
             except BaseException as error:  # also of the user's tasks and callbacks, which end a loop
                 _ignore_reported(runner.get_loop(), error)
                 if self._cell.thread_lost(error):
                     runner.run(self._finish())
+
+    def _run_main(self, loop: "asyncio.AbstractEventLoop") -> None:
+        main = loop.create_task(self._main())
+        while not main.done():
+            try:
+                loop.run_until_complete(main)
+            except KeyboardInterrupt:  # of a task that an endpoint has made: whoever waits for that task gets it, too
+                logger.debug("an interrupt has left the loop of %s", self._cell.instance, exc_info=True)
+        main.result()
 
     async def _finish(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
