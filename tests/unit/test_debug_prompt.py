@@ -18,6 +18,7 @@ from tests.unit.debug_tools import SECONDS, line_of
 
 pytestmark = pytest.mark.timeout(30)
 RANKS = 4
+RELEASED = threading.Event()
 Line = str | type[BaseException] | Callable[[], str]
 
 
@@ -43,6 +44,10 @@ class Trainer(Actor):
     @endpoint
     def quiet(self) -> str:
         return "quiet"
+
+    @endpoint
+    def hold(self) -> bool:
+        return RELEASED.wait(SECONDS)
 
     @endpoint
     def forward(self, batch: list[int]) -> float:
@@ -252,6 +257,19 @@ def test_stops_during_an_open_question_are_announced_before_the_next(t: Any, ter
     assert terminal.text.count("other ranks have stopped: trainers gpus=2 at test_debug_prompt.py") == 1
     groups = ["gpus=0", "gpus=0", "gpus=0,2", "gpus=0,2", "gpus=2", "gpus=0,2"]
     assert terminal.prompts == [f"mdb trainers[{ranks}]> " for ranks in groups], "at one line they are one group"
+
+
+def test_a_stop_that_the_waited_call_does_not_need_is_asked_about(t: Any, terminal: Terminal) -> None:
+    def release() -> str:
+        RELEASED.set()
+        return "c"
+
+    t.slice(gpus=0).step.broadcast(1)
+    debug.wait(1, timeout=SECONDS)
+    terminal.lines = ["n", release]
+    assert t.slice(gpus=1).hold.call_one().get(SECONDS)
+    assert "■ 1 rank stopped" in terminal.text
+    assert not debug.sessions()
 
 
 def test_a_wait_by_await_asks_as_one_that_blocks(t: Any, terminal: Terminal) -> None:

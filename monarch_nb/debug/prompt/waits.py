@@ -185,7 +185,6 @@ class WaitPrompt(waiting.WaitObserver):
 
     def _ask(self, future: Future[Any], records: list[Stopped]) -> None:
         prompt = self._prompt(future)
-        self._shown |= set(map(_stop, records))
         converse(prompt, self.terminal, over=future.done)
         remaining = prompt.candidates()
         self._shown |= set(map(_stop, remaining))
