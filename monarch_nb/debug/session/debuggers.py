@@ -4,7 +4,6 @@ import itertools
 import linecache
 import logging
 import os
-import re
 import threading
 import time
 import types
@@ -17,7 +16,7 @@ import msgspec
 from monarch_nb.debug import verbs
 from monarch_nb.debug.records import DebugError, Over, Stopped
 from monarch_nb.debug.render.groups import pick
-from monarch_nb.debug.session.thread import ThreadDebugger
+from monarch_nb.debug.session.thread import CELL, ThreadDebugger
 from monarch_nb.debug.verbs import BreakLine, BreakSet
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
@@ -29,7 +28,6 @@ from monarch_nb.wire import Verb, error_line, msgpack_decoder, parse_address
 logger = logging.getLogger(__name__)
 Q = TypeVar("Q", bound=msgspec.Struct)
 _ENGINE = "monarch_nb."
-_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # file names of cells: the kernel's process and a hash of the text
 
 
 class BreakpointSets:
@@ -105,10 +103,10 @@ class BreakpointSets:
 
 def _local_file(file: str) -> str:
     """Returns the name of a file in this process: an earlier kernel may have run the same cell."""
-    if file in linecache.cache or not _CELL.search(file):
+    if file in linecache.cache or not CELL.search(file):
         return file
     _, separator, name = file.rpartition(os.sep)
-    same = (path for path in tuple(linecache.cache) if path.endswith(separator + name) and _CELL.search(path))
+    same = (path for path in tuple(linecache.cache) if path.endswith(separator + name) and CELL.search(path))
     return next(same, file)
 
 

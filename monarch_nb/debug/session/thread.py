@@ -5,6 +5,7 @@ import linecache
 import logging
 import os
 import queue
+import re
 import threading
 import time
 import types
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.25  # between checks whether the thread still has to stay stopped
 MOST = 60_000  # characters of one answer
 NOTE = 2_000  # characters of the reason and the note of a stop
+CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # file names of cells: the kernel's process and a hash of the text
 NOT_STOPPED = "the rank is not stopped any more"
 
 Send = Callable[[verbs.CommandAnswer], None]
@@ -265,7 +267,8 @@ class ThreadDebugger:
 
     def _quit(self) -> QuitDebugger:
         frame = self.record.frame
-        location = f"{os.path.basename(frame.file)}:{frame.line}"
+        in_cell = CELL.search(frame.file)  # whose number only its notebook knows
+        location = f"line {frame.line} of a cell" if in_cell else f"{os.path.basename(frame.file)}:{frame.line}"
         return QuitDebugger(f"quit in the debugger, where it was stopped at {location} in {frame.function}")
 
     def _guarded(self, commands: Commands, command: verbs.Command) -> verbs.CommandAnswer:
