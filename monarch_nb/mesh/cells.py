@@ -33,8 +33,8 @@ def run_on(mesh: AnyMesh, source: str, *, filename: str = "<cell>") -> Future[Va
 
     Raises SyntaxError here, before anything is sent.
     """
+    remember_source(filename, source)  # before a SyntaxError, which shows the line
     compile(source, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    remember_source(filename, source)
     if isinstance(mesh, ActorMesh):
         return _run_on_actors(mesh, source, filename)
     return cast("Future[ValueMesh[Any]]", mesh._console.cell.call(source, filename, mesh))

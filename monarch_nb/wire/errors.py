@@ -32,6 +32,7 @@ _TRACEBACK = "__monarch_traceback__"
 _OWN_CLASSES = ("builtins", __name__.partition(".")[0])  # packages of exceptions whose texts are for display only
 _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 ENGINE = f"{Path(__file__).parent.parent}/"
+_LOOP = f"{Path(traceback.__file__).parent}/asyncio/"
 # Errors of an object's own code; an interrupt belongs to the waiting code.
 _OBJECT_ERRORS = (Exception, SystemExit, GeneratorExit)
 _TRIES = 500  # picklings in the search for what cannot be sent
@@ -337,7 +338,8 @@ def without_engine(frames: Sequence[At], own: Sequence[str] = (ENGINE,), through
 
 
 def _without_own(stack: traceback.StackSummary) -> None:
-    first = next((index for index, frame in enumerate(stack) if not frame.filename.startswith(ENGINE)), len(stack))
+    leading = (ENGINE, _LOOP)  # a cell that awaits runs in a loop
+    first = next((index for index, frame in enumerate(stack) if not frame.filename.startswith(leading)), len(stack))
     if first == len(stack):
         return
     del stack[:first]

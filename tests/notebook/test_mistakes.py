@@ -6,6 +6,10 @@ from tests.notebook.notebook import Notebook
 
 pytestmark = pytest.mark.timeout(120)
 
+INTERRUPTED = (
+    "import _thread, threading, monarch.debug\nthreading.Timer(0.2, _thread.interrupt_main).start()\n"
+    "monarch.debug.wait(1, timeout=60)"
+)
 MISTAKES = {
     "an unknown dimension": ("w.slice(gpu=1)", "DimensionError: mesh has no dimension 'gpu'"),
     "too large an index": ("w.slice(gpus=9)", "OutOfRangeError: index out of range: gpus=9"),
@@ -15,6 +19,7 @@ MISTAKES = {
     "an awaited call": ("await a.work.call(1, 2, 3, 4, 5)", "too many positional arguments"),
     "no actor class": ("w.spawn('u', 3)", "3 cannot be spawned"),
     "an unknown setting": ("import monarch_nb.config as c\nc.configure(nonsense=3)", "invalid configuration key"),
+    "an interrupt": (INTERRUPTED, "KeyboardInterrupt"),
 }
 
 
@@ -62,6 +67,12 @@ def test_a_mistake_of_an_endpoint_ends_at_its_line_too(nb: Notebook) -> None:
     assert "this_proc().slice(nothing=1)" in shown
     assert "mesh has no dimension 'nothing'" in shown
     assert "monarch_nb/" not in shown
+
+
+def test_code_that_ranks_cannot_run_is_shown_with_the_reason(nb: Notebook) -> None:
+    assert "ranks run Python alone, without magics" in nb.run("%%on w\n1\n!nvidia-smi").traceback
+    assert "    return 3\n" in nb.run("%%on w\nreturn 3").traceback
+    assert "asyncio/" not in nb.run("%%on w\nawait nothing").traceback
 
 
 def test_input_on_a_rank_says_where_to_ask(nb: Notebook) -> None:

@@ -123,7 +123,7 @@ class Errors:
         """Returns whether an error is one of other code that is shown without the library's frames."""
         if isinstance(error, (SyntaxError, UsageError)) or shell.InteractiveTB.mode == "Verbose":
             return False
-        return is_mistake(_frames(tb), _OWN)
+        return isinstance(error, KeyboardInterrupt) or is_mistake(_frames(tb), _OWN)
 
     @staticmethod
     def _lines(
@@ -147,6 +147,8 @@ def cell_syntax() -> Iterator[None]:
         yield
     except SyntaxError as error:
         setattr(error, _CELL, True)
+        if (error.text or "").lstrip().startswith(("%", "!")):
+            error.msg = f"{error.msg}: ranks run Python alone, without magics and !commands (subprocess.run runs those)"
         raise
 
 

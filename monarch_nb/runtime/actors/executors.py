@@ -19,9 +19,6 @@ from monarch_nb.wire import format_exception
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.actors.cell import ActorCell
-
-if TYPE_CHECKING:
-    from monarch_nb.runtime.actors.cell import ActorCell
     from monarch_nb.transport import Parcel
     from monarch_nb.wire import Header
 
