@@ -272,7 +272,7 @@ def test_quit_ends_the_endpoint_with_an_error_and_the_actor_lives(trainers: Any)
     assert isinstance(trainers.slice(gpus=0).steps_done.call_one().get(SECONDS), int)
 
 
-def test_quit_in_a_task_of_an_endpoint_ends_it_and_the_actor_lives(procs: ProcMesh) -> None:
+def test_quit_in_a_task_ends_its_endpoint_and_the_actor_lives(procs: ProcMesh) -> None:
     looper = procs.slice(gpus=0).spawn("looper", Looper)
     future = looper.gathered.call_one()
     stopped(1)

@@ -259,7 +259,7 @@ def test_stops_during_an_open_question_are_announced_before_the_next(t: Any, ter
     assert terminal.prompts == [f"mdb trainers[{ranks}]> " for ranks in groups], "at one line they are one group"
 
 
-def test_a_stop_that_the_waited_call_does_not_need_is_asked_about(t: Any, terminal: Terminal) -> None:
+def test_a_stop_that_the_call_does_not_need_is_asked_about(t: Any, terminal: Terminal) -> None:
     def release() -> str:
         RELEASED.set()
         return "c"

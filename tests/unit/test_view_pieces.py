@@ -3,7 +3,7 @@
 import json
 import queue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -173,6 +173,16 @@ def test_a_repeated_request_runs_once_and_gets_the_same_answer() -> None:
     assert first == {"type": "reply", "id": "r1", "ok": True, "result": {"text": "done 1"}}
     view.receive({**request, "id": "r2"})
     assert replies.get(timeout=10)["result"] == {"text": "done 2"}
+
+
+def test_a_topic_that_cannot_be_watched_costs_no_sign_of_life() -> None:
+    sent: list[Message] = []
+    requests, runtime = Requests(), SimpleNamespace(address="h/c", meshes={})
+    view = View(sent.append, cast(Any, requests), VIEWS)
+    view.attach(cast(Any, runtime))
+    view.receive({"type": "watch", "topic": "logs", "id": "l", "mesh": "gone"})
+    view.receive({"type": "alive"})
+    assert sent[-1] == {"type": "alive"}
 
 
 def test_a_silent_page_gets_nothing_until_it_speaks_again(monkeypatch: pytest.MonkeyPatch) -> None:

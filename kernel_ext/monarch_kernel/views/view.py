@@ -1,5 +1,6 @@
 """A view: the topics that it watches and its requests, as docs/protocol.md describes them."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from .channel import Message
 from .live import LiveViews, Watch
 from .requests import Requests
 
+logger = logging.getLogger(__name__)
 PROTOCOL = 1
 REMEMBERED = 64  # requests
 # Pages send a sign of life every 30 s, those in the background once a minute. Messages to a closed page are stored by
@@ -171,7 +173,10 @@ class View:
             self._ends.pop(key)()
         view = self._views.get(str(topic))
         if view is not None and view.feed is not None:
-            self._ends[key] = view.feed(Watch(runtime, self._send, message, self._requests.name))
+            try:
+                self._ends[key] = view.feed(Watch(runtime, self._send, message, self._requests.name))
+            except Exception:  # of a mesh that has gone, perhaps: other topics, and signs of life, do not depend on it
+                logger.debug("%s cannot be watched", topic, exc_info=True)
 
     def _watch_cluster(self, runtime: Runtime, names: object) -> None:
         sections = frozenset(map(str, names)) if isinstance(names, list) else None
