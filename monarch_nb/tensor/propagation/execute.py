@@ -82,7 +82,7 @@ def _direct_call(
     if not isinstance(step_args, tuple) or len(args) < len(step.args) or step.kwargs.keys() - kwargs.keys():
         return None
     specs = []
-    for value, register in zip(_results(result), step.out, strict=True):
+    for value, register in zip(flat(result), step.out, strict=True):
         if register is not None and not isinstance(value, DTensor):
             return None
         specs.append(value._spec if register is not None and isinstance(value, DTensor) else None)
@@ -115,9 +115,10 @@ def _matched(planned: object, actual: object, registers: Sequence[object]) -> ob
     return actual
 
 
-def _results(result: object) -> list[object]:
+def flat(result: object) -> list[object]:
+    """Returns the leaves of an operation's result."""
     if isinstance(result, list | tuple):
-        return [leaf for item in result for leaf in _results(item)]
+        return [leaf for item in result for leaf in flat(item)]
     return [result]
 
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from monarch_nb.tensor.placement.placement import cut
 
 from .draft import Draft
+from .execute import flat
 from .meta import Meta, Placements
 from .operation import Leaf, Operation
 from .world import World
@@ -42,7 +43,7 @@ def imagined(operation: Operation, args: Sequence[object], kwargs: Mapping[str, 
     return call(*args, **kwargs)
 
 
-def on_real_tensors(operation: Operation, tensors: Sequence[Tensor]) -> None:
+def on_real_tensors(operation: Operation, tensors: Sequence[Tensor]) -> object:
     """Runs the operation on zeros of these shapes, since kernels reject more than fake tensors. Raises its errors.
 
     No random numbers of the program are drawn.
@@ -51,7 +52,7 @@ def on_real_tensors(operation: Operation, tensors: Sequence[Tensor]) -> None:
         real = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu").zero_() for t in tensors]
         cpu = torch.device("cpu")
         args, kwargs = tree_map_only(torch.device, lambda _: cpu, operation.filled(real.__getitem__))
-        operation.func(*args, **kwargs)
+        return operation.func(*args, **kwargs)
 
 
 def refuse_one_address(operation: Operation, tensors: Sequence[Tensor]) -> None:
@@ -195,7 +196,7 @@ def _check_on_shards(
     except Exception as error:
         raise Unfit(reason(error)) from error
     if any(not shard.numel() and math.prod(meta.shape) for shard, meta in zip(shards, inputs, strict=True)):
-        _run_empty_shard(operation, shards)
+        _run_empty_shard(operation, shards, result)
     results = flat(result)
     if len(results) != len(leaves):
         raise Unfit("it returns another number of tensors on shards")
@@ -255,28 +256,24 @@ def _elements(meta: Meta, shape: Sequence[int], coordinate: Sequence[int]) -> to
     return numbers.flatten()
 
 
-def _run_empty_shard(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
-    """Runs the operation on real tensors for a rank with an empty shard, which kernels may reject though fakes do not.
+def _run_empty_shard(operation: Operation, shards: Sequence[torch.Tensor], results: object) -> None:
+    """Runs the operation on real tensors for a rank with an empty shard, and compares with `results` on fake ones.
 
-    The minimum of no numbers, for example, has a shape but no value.
+    Kernels may reject it (the minimum of no numbers has no value), or return early, with another shape or dtype.
     """
     if operation.packet in _FATAL or sum(shard.numel() for shard in shards) > REAL:
         raise Unfit("a rank has nothing of it")
     try:
-        on_real_tensors(operation, shards)
+        real = on_real_tensors(operation, shards)
     except Exception as error:
         raise Unfit(f"a rank has nothing of it: {reason(error)}") from error
+    kinds = [[(t.shape, t.dtype) for t in flat(tree) if isinstance(t, Tensor)] for tree in (real, results)]
+    if kinds[0] != kinds[1]:
+        raise Unfit("a rank has nothing of it, and its kernel then returns tensors of another shape or dtype")
 
 
 def _share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
-
-
-def flat(result: object) -> list[object]:
-    """Returns the leaves of an operation's result."""
-    if isinstance(result, list | tuple):
-        return [leaf for item in result for leaf in flat(item)]
-    return [result]
 
 
 def reason(error: Exception) -> str:

@@ -13,7 +13,8 @@ from monarch_nb.tensor.propagation.plan import DataDependentShapeError, Propagat
 from monarch_nb.tensor.propagation.rewrites import Body, SubstituteTrace, substitute
 
 from .draft import Draft, Writer, joined
-from .lowered import Unfit, flat, imagined, lowered, reason, refuse_one_address
+from .execute import flat
+from .lowered import Unfit, imagined, lowered, reason, refuse_one_address
 from .meta import MeshLayout, Meta, Placements, own_values, replicated
 from .operation import Leaf, Operation, carries_parts, has_parts, out_of_place, summed
 from .plan import Collective, OperationPlan, PlanNotice, Redistribute, ResultSlot, Slot, Write, builder

@@ -19,7 +19,8 @@ from torch.distributed.tensor._ops import utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from .draft import Draft, Recorder
-from .lowered import Lowering, Unfit, flat, lowered, reason
+from .execute import flat
+from .lowered import Lowering, Unfit, lowered, reason
 from .meta import Meta, Placements, carrier
 from .operation import Leaf, Operation, slots
 from .plan import Collective, Slot
