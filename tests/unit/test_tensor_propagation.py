@@ -148,6 +148,13 @@ def test_rows_of_a_sharded_vocabulary_are_added_up_at_once(propagator: Propagato
     assert [type(step) for step in plan.program.steps] == [Call, Redistribute]
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_rows_are_counted_among_the_indices_of_all_ranks(propagator: Propagator, scaled: bool) -> None:
+    arguments = (meta(6, 8, placed=ROWS), meta(6, placed=ROWS, dtype=torch.int64), 16, -1, scaled)
+    plan, _, _ = propagator.plan(aten.embedding_dense_backward.default, arguments)
+    assert plan.made[0].placements == (WHOLE if scaled else (Partial(),))
+
+
 def test_an_operation_without_a_rule_gathers_and_names_the_cost(propagator: Propagator) -> None:
     plan, _, _ = propagator.plan(aten.searchsorted.Tensor, (meta(6, placed=ROWS), meta(6)))
     assert plan.made == (meta(6, dtype=torch.int64),)

@@ -97,6 +97,8 @@ def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[Worl
         raise Unfit("its inputs are needed whole")
     if operation.packet in _INDEXED and any(meta.dtype in (torch.bool, torch.uint8) for meta in operation.metas[1:]):
         raise Unfit("a mask among its indices says nothing of how many there are")
+    if operation.packet == "embedding_dense_backward" and operation.argument("scale_grad_by_freq"):
+        raise Unfit("each rank would count the rows among its own indices only")
     unbatched = _UNBATCHED.get(operation.packet.partition("pool")[2][:2])
     if any(len(meta.shape) == unbatched for meta in operation.metas):
         raise Unfit("its rule takes the first dimension for that of a batch, and there is none")
