@@ -327,21 +327,41 @@ class Reception:
                 self._new[state.host] = state
             self._changed.notify_all()
 
-    def take(self, count: int, timeout: float) -> list[p.HostState]:
-        """Takes the first `count` hosts that have joined; blocks. Raises AttachError, which lists the missing ones."""
-        deadline = time.monotonic() + timeout
+    def accept(self, count: int, timeout: float, lease: float | None) -> list[str]:
+        """Attaches the first `count` hosts that have joined and answer; returns their ids. Blocks.
+
+        Raises AttachError, which lists the missing ones; then none is attached, and all are there for the next call.
+        """
+        deadline, accepted = time.monotonic() + timeout, list[p.HostState]()
+        silent: dict[str, Exception] = {}
+        while len(accepted) < count:
+            states = self._take(count - len(accepted), deadline)
+            if not states:
+                self._return(accepted)
+                raise AttachError({**self.refused, **silent, "": self._missing(count, timeout)}, 1)
+            silent |= self.admit(states, lease)
+            accepted += [state for state in states if state.host not in silent]
+        return [state.host for state in accepted]
+
+    def _take(self, count: int, deadline: float) -> list[p.HostState]:
+        """Takes the first `count` hosts that have joined, or none by the deadline. Blocks."""
         with self._changed:
-            while len(self._new) < count and (remaining := deadline - time.monotonic()) > 0:
-                self._changed.wait(remaining)
-            if len(self._new) < count:
-                error = TimeoutError(
-                    f"{len(self._new)} of {counted(count, 'host')} joined at {self.endpoint} "
-                    f"within {timeout:g} s. On the others run: "
-                    f"monarch-nb agent --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} "
-                    "--key FILE --keep"
-                )
-                raise AttachError({**self.refused, "": error}, 1)
+            if not self._changed.wait_for(lambda: len(self._new) >= count, max(0.0, deadline - time.monotonic())):
+                return []
             return [self._new.pop(host) for host in tuple(self._new)[:count]]
+
+    def _return(self, states: Sequence[p.HostState]) -> None:
+        """Leaves hosts that were attached to the next call."""
+        for state in states:
+            self._runtime.part(HostRoutes).attached.pop(state.host).end()
+        with self._changed:
+            self._new = {state.host: state for state in states} | self._new
+
+    def _missing(self, count: int, timeout: float) -> TimeoutError:
+        return TimeoutError(
+            f"{len(self._new)} of {counted(count, 'host')} joined at {self.endpoint} within {timeout:g} s. On the "
+            f"others run: monarch-nb agent --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} --key FILE --keep"
+        )
 
     def await_host(self, host: str, timeout: float) -> p.HostState | None:
         """Returns this host once it has joined, or None after the time-out. Blocks."""
@@ -349,17 +369,20 @@ class Reception:
             self._changed.wait_for(lambda: host in self._new, timeout)
             return self._new.pop(host, None)
 
-    def admit(self, states: Sequence[p.HostState], lease: float | None) -> list[str]:
-        """Attaches these hosts and returns their ids. Blocks until they have agreed."""
-        routes, replies = self._runtime.part(HostRoutes), []
-        for state in states:
-            remote = routes.attached[state.host] = JoinedHost(self._runtime, state, self.endpoint, self.keys, lease)
-            replies.append(remote.join())
-        for reply in replies:
-            reply.get(_JOIN_S)
-        hosts = [state.host for state in states]
-        routes.settle(hosts, _JOIN_S)
-        return hosts
+    def admit(self, states: Sequence[p.HostState], lease: float | None) -> dict[str, Exception]:
+        """Attaches these hosts; returns the errors of those that do not agree, and are not attached. Blocks."""
+        routes, deadline = self._runtime.part(HostRoutes), time.monotonic() + _JOIN_S
+        hosts = {state.host: JoinedHost(self._runtime, state, self.endpoint, self.keys, lease) for state in states}
+        routes.attached.update(hosts)
+        errors: dict[str, Exception] = {}
+        for host, reply in [(host, remote.join()) for host, remote in hosts.items()]:
+            try:
+                reply.get(max(0.0, deadline - time.monotonic()))
+            except (TimeoutError, RuntimeError):
+                errors[host] = UnreachableError(f"host {host} joined, and does not answer any more")
+                routes.attached.pop(host).end()
+        routes.settle([host for host in hosts if host not in errors], _JOIN_S)
+        return errors
 
 
 _reception: Reception | None = None
@@ -388,7 +411,7 @@ def accept_hosts(
     keys = read_key(key)
     runtime = current_runtime()
     reception = _reception_at(runtime, at, keys, insecure_loopback)
-    hosts = reception.admit(reception.take(count, timeout), lease)
+    hosts = reception.accept(count, timeout, lease)
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 
@@ -427,4 +450,4 @@ def readmit(
     reason = f"it has not dialled {endpoint} within {timeout:g} s: its agent has ended, or dials elsewhere"
     errors: dict[str, Exception] = {host: UnreachableError(reason) for host in hosts if by_host[host] is None}
     states = [state for state in by_host.values() if state is not None]
-    return errors | {state.host: error for state, error in refusals(states, lambda part: reception.admit(part, None))}
+    return errors | reception.admit(states, None)

@@ -13,6 +13,7 @@ import pytest
 from monarch_nb import connect
 from monarch_nb.actor import MeshFailure, SupervisionError, accept_hosts, attach_hosts, shutdown_context, this_host
 from monarch_nb.connect import AttachError
+from monarch_nb.connect import hosts as joining
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.host.launch import command
 from monarch_nb.lifecycle import heal_mesh
@@ -196,6 +197,27 @@ def test_two_agents_of_one_name_have_it_one_after_the_other(
     finally:
         connect.shutdown()
         for dialler in dialled:
+            dialler.close()
+
+
+def test_a_host_that_died_after_it_joined_costs_no_other_host(
+    tmp_path: Path, key: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "_JOIN_S", 2.0)
+    diallers = {dialler.host: dialler for dialler in (DiallingHost(tmp_path, address, key) for _ in range(3))}
+    try:
+        accept_hosts(1, at=address, key=key, timeout=SOON)
+        reception = joining._reception
+        assert reception is not None
+        until(lambda: len(reception._new) == 2)
+        dead, living = reception._new
+        diallers[dead].process.kill()
+        with pytest.raises(AttachError, match=rf"host {dead} joined, and does not answer(?s:.*)1 of 2 hosts joined"):
+            accept_hosts(2, at=address, key=key, timeout=1.0)
+        assert accept_hosts(1, at=address, key=key, timeout=SOON).host_ids == (living,)
+    finally:
+        connect.shutdown()
+        for dialler in diallers.values():
             dialler.close()
 
 
