@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from monarch_nb.host import folders
+from monarch_nb.host.loop import LONGEST_WAIT_S
 from monarch_nb.host.procs.environment import PRELOAD, read_at_load
 from monarch_nb.host.protocol import AgentReady, PreemptionNotice
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -227,8 +228,10 @@ def _first_line(fd: int, timeout_s: float) -> bytes:
     poller.register(fd, select.POLLIN)
     while not line.endswith(b"\n"):
         seconds = deadline - time.monotonic()
-        if seconds <= 0 or not poller.poll(seconds * 1000):
+        if seconds <= 0:
             raise TimeoutError(f"not ready within {timeout_s:g} s")
+        if not poller.poll(min(seconds, LONGEST_WAIT_S) * 1000):
+            continue
         data = os.read(fd, 4096)
         if not data:
             raise EOFError("it ended at once")

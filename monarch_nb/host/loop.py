@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
+LONGEST_WAIT_S = 3600.0  # at a time: poll(2) and epoll(7) refuse more than 24 days
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
@@ -101,7 +102,7 @@ class Loop:
             return 0.0
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        return min(max(0.0, self._timers[0][0] - time.monotonic()), LONGEST_WAIT_S) if self._timers else None
 
     def _run_timers(self) -> None:
         now = time.monotonic()

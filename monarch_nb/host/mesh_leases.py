@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from importlib import import_module
+from math import inf
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -456,8 +457,8 @@ class OwnerLeases:
 
     def due(self, now: float) -> list[str]:
         """Returns owners to be asked for a sign of life: each once in a quarter of its lease."""
-        due = [owner for owner in self._until if now - self._asked_at.get(owner, 0.0) >= self._length[owner] / 4]
-        self._asked_at = {owner: now if owner in due else self._asked_at[owner] for owner in self._until}
+        due = [owner for owner in self._until if now - self._asked_at.get(owner, -inf) >= self._length[owner] / 4]
+        self._asked_at |= dict.fromkeys(due, now)
         return due
 
     def expired(self, now: float) -> list[str]:

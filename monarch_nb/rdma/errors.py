@@ -31,6 +31,9 @@ class TransferCancelledError(RDMAError):
     """The transfer was cancelled before its end."""
 
 
+_LONGEST_S = 1e9  # sockets take no infinite time-out
+
+
 class Limit:
     """The limit of one operation of a user, which movers check between pieces."""
 
@@ -39,7 +42,9 @@ class Limit:
     def __init__(self, seconds: float, doing: str, subject: object = "") -> None:
         self.seconds = seconds
         self._doing, self._subject = doing, subject  # formatted on demand
-        self._end = time.monotonic() + seconds
+        if seconds != seconds:
+            raise ValueError(f"timeout must be a number of seconds, not {seconds}")
+        self._end = time.monotonic() + min(seconds, _LONGEST_S)
         self._cancelled = False
 
     @property

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.host import folders
+from monarch_nb.host.launch import _first_line
 from monarch_nb.host.loop import Loop
 from monarch_nb.host.mesh_leases import Idleness, OwnerLeases
 from monarch_nb.host.procs.channel import ProcChannel
@@ -139,11 +140,26 @@ def test_time_in_which_nobody_looked_at_the_leases_ends_none() -> None:
     assert ends(leases, 6100, 6130) == {"c/c": 6110}
 
 
-def test_owners_are_asked_after_four_times_in_a_lease() -> None:
+@pytest.mark.parametrize("uptime", [100, 1])
+def test_owners_are_asked_after_four_times_in_a_lease(uptime: int) -> None:
     leases = OwnerLeases(8.0)
-    leases.grant("a/c", 100.0)
-    times = [now for now in range(100, 108) if leases.due(float(now))]
-    assert times == [100, 102, 104, 106]
+    leases.grant("a/c", float(uptime))
+    times = [now - uptime for now in range(uptime, uptime + 8) if leases.due(float(now))]
+    assert times == [0, 2, 4, 6]
+
+
+def test_waits_of_years_are_longer_than_the_system_takes_at_once() -> None:
+    loop = Loop()
+    loop.call_later(1e9, loop.stop)
+    threading.Timer(0.05, loop.post, [loop.stop]).start()
+    loop.run()
+    reading, writing = os.pipe()
+    threading.Timer(0.05, os.write, [writing, b"ready\n"]).start()
+    assert _first_line(reading, 1e9) == b"ready\n"
+    for end in (reading, writing):
+        os.close(end)
+    for wake in (loop._wake_read, loop._wake_write):
+        wake.close()
 
 
 def test_the_words_for_an_end_are_those_people_search_for() -> None:

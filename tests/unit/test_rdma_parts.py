@@ -5,6 +5,7 @@ import mmap
 import os
 import random
 import threading
+from math import inf, isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,9 @@ def test_a_limit_ends_by_time_and_by_cancel() -> None:
         Limit(0.0, "reading").remaining()
     limit = Limit(60.0, "reading")
     assert 0 < limit.remaining() <= 60
+    assert isfinite(Limit(inf, "reading").remaining()), "sockets take no other"
+    with pytest.raises(ValueError, match="not nan"):
+        Limit(nan, "reading")
     limit.cancel()
     with pytest.raises(TransferCancelledError, match="reading was cancelled"):
         limit.remaining()
