@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from monarch_nb._package import __version__, page
+from monarch_nb.settings import positive_seconds
 from monarch_nb.wire import json_decoder
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("hosts", nargs="*", metavar="tcp://HOST:PORT|JOB",
                         help="hosts where monarch-nb agent runs, and jobs: each leg of the way is tried")  # fmt: skip
     doctor.add_argument("--key", help="the key file that the agents of these hosts were started with")
-    doctor.add_argument("--timeout", type=float, default=10.0, help="seconds to wait for a host (default: 10)")
+    doctor.add_argument("--timeout", type=positive_seconds, default=10.0, help="seconds for each host (default: 10)")
     doctor.add_argument("--no-kernel", action="store_true", help="leave the notebook kernel out")
     doctor.add_argument("--json", action="store_true", help="write the findings as JSON")
     return parser

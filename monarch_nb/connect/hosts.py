@@ -65,8 +65,7 @@ def attach_hosts(
         raise ValueError("attach_hosts takes a list of endpoints, such as ['tcp://node7:22222']")
     if not endpoints:
         raise ValueError("attach_hosts needs at least one endpoint, such as 'tcp://node7:22222'")
-    if lease is not None and lease <= 0:
-        raise ValueError(f"lease={lease!r} must be a positive number of seconds")
+    _check_lease(lease)
     for endpoint in endpoints:
         split(endpoint)
     hosts = reach_hosts(endpoints, read_key(key), insecure_loopback, lease, timeout)
@@ -163,6 +162,11 @@ def _conflict(endpoint: str, state: p.HostState) -> Exception | None:
         f"{endpoint} calls itself host {state.host}, as {attached.endpoint or 'one that has dialled'} does, which is "
         "attached and lives: start one of the two agents with --host and another id"
     )
+
+
+def _check_lease(lease: float | None) -> None:
+    if lease is not None and not lease > 0:
+        raise ValueError(f"lease={lease!r} must be a positive number of seconds")
 
 
 def read_key(key: "Keys | str | PathLike[str] | None") -> Keys | None:
@@ -408,6 +412,7 @@ def accept_hosts(
     """
     if count < 1:
         raise ValueError(f"count={count!r} must be at least 1")
+    _check_lease(lease)
     keys = read_key(key)
     runtime = current_runtime()
     reception = _reception_at(runtime, at, keys, insecure_loopback)

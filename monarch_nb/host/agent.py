@@ -428,7 +428,11 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
         folders.sweep()  # nothing else sweeps where users start the agents
     settings.receive(os.environ.pop(TRAVELS_IN, ""))
     _settle(options)
-    folders.make_run_folder(options.run_folder)
+    try:
+        folders.make_run_folder(options.run_folder)
+    except OSError as error:
+        sys.stderr.write(f"the host agent has no run folder: {error}\n")
+        return 1
     become_subreaper()
     cord = os.pipe()
     early: EarlyTemplates | int | None = None
@@ -441,7 +445,7 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     try:
         agent = HostAgent(options, cord, early)
         agent.run(lambda ready: _report_ready(options, ready))
-    except TransportError as error:  # it cannot listen where it should
+    except TransportError as error:  # it cannot listen where it should, or has no key
         sys.stderr.write(f"{error}\n")
         _leave_nothing(options)
         return 1

@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec import Struct
 from monarch_nb._package import more
 from monarch_nb.host.folders import lasting_host_id, new_host_id, run_folder_for
 from monarch_nb.host.protocol import AgentReady
+from monarch_nb.settings import positive_seconds
 from monarch_nb.transport import split
 
 UNUSED = 4  # the exit status of an agent that has ended because it was not used
@@ -48,7 +50,9 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
     """Reads the command line; prints usage and exits if it is wrong."""
     parser = argparse.ArgumentParser(prog=prog, description="Run a Monarch host agent.", epilog=_EXAMPLE)
     parser.add_argument(
-        "--host", help="id of this host (default: a new one; with --keep and a fixed port, the same at each start)"
+        "--host",
+        type=_host,
+        help="id of this host (default: a new one; with --keep and a fixed port, the same at each start)",
     )
     parser.add_argument("--run-folder", type=Path, help="private folder for sockets and logs (default: a new one)")
     parser.add_argument("--tcp", help="also listen here, such as tcp://0.0.0.0:0")
@@ -69,11 +73,11 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
     )
     parser.add_argument(
         "--lease-s",
-        type=float,
+        type=positive_seconds,
         default=60.0,
         help="seconds after which the processes of a silent controller end (default: 60)",
     )
-    parser.add_argument("--unused-s", type=float, help="end once no controller has used this host for so many seconds")
+    parser.add_argument("--unused-s", type=positive_seconds, help="end once no controller has used it for so long")
     parser.add_argument("--bound", action="store_true", help="end with the owner at once, with all that is here")
     parser.add_argument("--prewarm", action="store_true", help="start the template process at once")
     parser.add_argument("--keep-folder", action="store_true", help="leave the run folder behind, to read the logs")
@@ -91,6 +95,8 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
             "it ends when its standard input does, which is no pipe and no terminal here (as with nohup or systemd): "
             "--keep has it run on"
         )
+    if args.run_folder is not None and _has_other_files(args.run_folder):
+        parser.error(f"--run-folder {args.run_folder} goes with the agent, and has other files: name a new one")
     host = args.host or (lasting_host_id(args.tcp) if args.keep else None) or new_host_id()
     return Options(
         host=host, run_folder=(args.run_folder or run_folder_for(host)).absolute(), tcp=args.tcp,
@@ -112,6 +118,22 @@ def _wrong_address(endpoint: str | None, *, bind: bool) -> str:
         example = "tcp://0.0.0.0:22222" if bind else "tcp://login:22222"
         return f"{endpoint}: write a scheme, an address and a port, such as {example}"
     return ""
+
+
+def _host(text: str) -> str:
+    """Returns an id that can be part of addresses, and of the name of a folder."""
+    if not re.fullmatch(r"[A-Za-z0-9_~-][A-Za-z0-9_.~-]*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no id: take letters, digits, and - _ . within")
+    return text
+
+
+def _has_other_files(folder: Path) -> bool:
+    """Returns whether a folder has content, and was not made as a run folder."""
+    try:
+        content = os.listdir(folder)
+    except OSError:
+        return False  # whoever makes it says what is wrong
+    return bool(content) and not {"logs", "spool"} <= {*content}
 
 
 def _has_end(fd: int) -> bool:

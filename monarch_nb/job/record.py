@@ -107,9 +107,10 @@ def find_class(kind: str, *, load: bool) -> object:
 
 def read(path: str) -> bytes:
     """Reads a job's file. Raises FileNotFoundError, and JobFileError for one that others could have written."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(fd, "rb") as file:
-        facts = os.fstat(fd)
+    if os.path.isdir(path):
+        raise JobFileError(f"{path} is not a file")
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
             raise JobFileError(f"{path} is not a file")
         if facts.st_uid != os.geteuid():

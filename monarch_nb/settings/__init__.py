@@ -9,6 +9,7 @@ from monarch_nb.settings.kinds import (
     Setting,
     format_duration,
     parse_duration,
+    positive_seconds,
     transport,
 )
 from monarch_nb.settings.store import KEYS, TRAVELS_IN, ConfigureArgs, Settings, settings
@@ -26,6 +27,7 @@ __all__ = [
     "Settings",
     "format_duration",
     "parse_duration",
+    "positive_seconds",
     "settings",
     "transport",
 ]

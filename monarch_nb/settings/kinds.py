@@ -199,6 +199,13 @@ def _parse_text(text: str) -> int:
     return total
 
 
+def positive_seconds(text: str) -> float:
+    """Returns the number of seconds of an option on a command line. Raises ValueError unless it is above 0, finite."""
+    if not 0 < (seconds := float(text)) < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
 def format_duration(nanoseconds: int) -> str:
     """Returns the shortest usual text: "1h 30m", "1s 500ms", "0s"."""
     parts = []

@@ -5,6 +5,7 @@ do the same.
 """
 
 import contextlib
+import errno
 import ipaddress
 import os
 import stat
@@ -41,18 +42,22 @@ class Keys:
     def load(cls, path: str | os.PathLike[str]) -> "Keys":
         """Reads a key file. Raises TrustError if others could have read it, FileNotFoundError without a file."""
         file_path = Path(path)
-        with descriptors_for(f"the key file {file_path}"):
-            fd = os.open(file_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait
-                raise TrustError(f"the key file {file_path} is not a file")
-            if status.st_uid != os.geteuid():
-                raise TrustError(f"the key file {file_path} belongs to another user (uid {status.st_uid})")
-            if status.st_mode & 0o077:
-                mode = stat.S_IMODE(status.st_mode)
-                raise TrustError(f"the key file {file_path} can be read by others (mode {mode:o}): chmod 600 it")
-            return cls.from_text(file.read(4096), str(file_path))
+        try:
+            with descriptors_for(f"the key file {file_path}"), open(file_path, "rb", opener=_open_key) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait
+                    raise TrustError(f"the key file {file_path} is not a file")
+                if status.st_uid != os.geteuid():
+                    raise TrustError(f"the key file {file_path} belongs to another user (uid {status.st_uid})")
+                if status.st_mode & 0o077:
+                    mode = stat.S_IMODE(status.st_mode)
+                    raise TrustError(f"the key file {file_path} can be read by others (mode {mode:o}): chmod 600 it")
+                return cls.from_text(file.read(4096), str(file_path))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            reason = "it is a link: name the file itself" if error.errno == errno.ELOOP else error.strerror
+            raise TrustError(f"the key file {file_path} cannot be read: {reason}") from error
 
     @classmethod
     def from_text(cls, text: bytes, source: str = "the given text") -> "Keys":
@@ -97,19 +102,26 @@ class Keys:
     def load_or_create(cls, path: str | os.PathLike[str]) -> "Keys":
         """Returns the pair in `path`; without such a file, creates a new pair and stores it there (mode 0600).
 
-        Processes may do this at the same time: all get the same pair.
+        Processes may do this at the same time: all get the same pair. Raises TrustError.
         """
         file_path = Path(path)
         with contextlib.suppress(FileNotFoundError):
             return cls.load(file_path)
-        file_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = cls.create()._draft(file_path)
         try:
-            with contextlib.suppress(FileExistsError):  # another process was first, and its pair counts
-                os.link(draft, file_path)
-        finally:
-            os.unlink(draft)
+            file_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft = cls.create()._draft(file_path)
+            try:
+                with contextlib.suppress(FileExistsError):  # another process was first, and its pair counts
+                    os.link(draft, file_path)
+            finally:
+                os.unlink(draft)
+        except OSError as error:
+            raise TrustError(f"no key file can be made at {file_path}: {error.strerror}") from error
         return cls.load(file_path)
+
+
+def _open_key(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def require_keys(endpoint: str, keys: Keys | None, insecure_loopback: bool) -> None:

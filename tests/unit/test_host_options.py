@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,11 +28,23 @@ def pipe() -> Iterator[int]:
         (["--dial", "tcp://login:0", "--key", "k"], "--dial tcp://login:0: write"),
         (["--tcp", "tcp://127.0.0.1:22222"], "--tcp needs --key FILE"),
         (["--dial", "tcp://login:22222"], "--dial needs --key FILE"),
+        (["--host", "a/b"], "'a/b' is no id"),
+        (["--host", "../x"], "'../x' is no id"),
+        (["--lease-s", "nan"], "--lease-s: invalid"),
+        (["--unused-s", "-1"], "--unused-s: invalid"),
+        (["--run-folder", "home"], "--run-folder home goes with the agent, and has other files"),
     ],
 )
-def test_an_address_or_a_key_that_is_missing_is_named(
-    words: list[str], reason: str, pipe: int, capsys: pytest.CaptureFixture[str]
+def test_an_option_that_is_missing_or_impossible_is_named(
+    words: list[str],
+    reason: str,
+    pipe: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("home", "papers").mkdir(parents=True)
     with pytest.raises(SystemExit):
         parse([*words, "--owner-fd", str(pipe)])
     assert reason in capsys.readouterr().err

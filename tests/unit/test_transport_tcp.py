@@ -287,10 +287,19 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(10)
-def test_a_pipe_instead_of_a_key_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_what_is_no_key_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "key", 0o600)
-    with pytest.raises(TrustError, match="not a file"):
-        Keys.load_or_create(tmp_path / "key")
+    (tmp_path / "link").symlink_to("key")
+    for name, reason in (
+        ("key", "not a file"),
+        (".", "Is a directory"),
+        ("link", "a link"),
+        ("key/x", "ot a directory"),
+    ):
+        with pytest.raises(TrustError, match=reason):
+            Keys.load_or_create(tmp_path / name)
+    with pytest.raises(TrustError, match="no key file can be made"):
+        Keys.load_or_create("/proc/job.key")
 
 
 def test_a_damaged_key_file_is_refused(tmp_path: Path) -> None:
