@@ -22,6 +22,7 @@ import socket
 import ssl
 import struct
 import tempfile
+import time
 
 import msgspec
 
@@ -55,10 +56,17 @@ def receive_into(connection: socket.socket, target: memoryview) -> None:
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """Receives a small number of bytes."""
-    room = bytearray(size)
-    receive_into(connection, memoryview(room))
-    return bytes(room)
+    """Receives a small number of bytes within the time-out of the socket altogether: strangers may send one by one."""
+    data, limit, began = b"", connection.gettimeout(), time.monotonic()
+    while len(data) < size:
+        if limit is not None:
+            connection.settimeout(max(1e-3, began + limit - time.monotonic()))
+        more = connection.recv(size - len(data))
+        if not more:
+            raise StreamError("the stream was cut")
+        data += more
+    connection.settimeout(limit)
+    return data
 
 
 def _proof(key: bytes, role: bytes, first: bytes, second: bytes, channel: bytes) -> bytes:

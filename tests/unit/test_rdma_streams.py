@@ -13,7 +13,7 @@ from monarch_nb.rdma.movers import CannotReachError, Move
 from monarch_nb.rdma.movers.streams import BulkListener, Streams
 from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.verbs import BufferHandle, ProcessIdentity, StreamAddresses, own_identity
-from monarch_nb.rdma.wire import Key, client_stream, server_stream
+from monarch_nb.rdma.wire import Key, client_stream, receive, server_stream
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -155,6 +155,26 @@ def port_of(listener: BulkListener) -> int:
     """The port for other machines; this one may have no address but 127.0.0.1."""
     port: int = listener._sockets["0.0.0.0"].getsockname()[1]
     return port
+
+
+def test_a_stranger_that_sends_byte_by_byte_is_cut_off() -> None:
+    near, far = socket.socketpair()
+    near.settimeout(0.2)
+    gone = threading.Event()
+
+    def drip() -> None:
+        for _ in range(40):
+            if gone.wait(0.05):
+                return
+            far.send(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    with near, far:
+        with pytest.raises(TimeoutError):
+            receive(near, 40)
+        gone.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
