@@ -152,7 +152,7 @@ class Detacher:
         """Detaches a mesh of processes with all actors on it; blocks until its hosts hold it. Raises DetachError."""
         runtime = self._runtime
         if state.stopped is not None:
-            raise DetachError(f"{state.name} cannot be detached: it has been stopped already ({state.stopped})")
+            raise DetachError(f"{state.name} cannot be detached: {state.end_text}")
         if state.owner_process != runtime.address or not isinstance(state.spawn_spec, ProcSpawnSpec):
             raise DetachError(f"{state.name} cannot be detached here: it was spawned by {state.owner_process}")
         if seconds <= 0:

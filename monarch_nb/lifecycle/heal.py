@@ -52,7 +52,7 @@ def heal_mesh(
         raise TypeError(f"heal_mesh takes a proc or actor mesh, or one for tensors, not {type(mesh).__name__}")
     state, region = state_of(procs), region_of(procs)
     if state.stopped is not None:
-        raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
+        raise RuntimeError(state.end_text)
     deadline = None if timeout is None else time.monotonic() + timeout
     if not kill:
         _notice_deaths(state, set(region.ranks()))

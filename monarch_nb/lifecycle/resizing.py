@@ -121,7 +121,7 @@ class MeshResizer:
 
     def _check(self, state: ProcState, verb: str) -> None:
         if state.stopped is not None:
-            raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
+            raise RuntimeError(state.end_text)
         if state.owner_process != self._runtime.address or not isinstance(state.spawn_spec, ProcSpawnSpec):
             raise RuntimeError(f"{state.name} belongs to another process: {verb} it in the process that spawned it")
 

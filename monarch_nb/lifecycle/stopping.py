@@ -58,10 +58,15 @@ class MeshStopper:
         self._runtime.verbs.handle(STOP_MESH, self._on_stop)
 
     def stop(self, state: MeshState, reason: str, region: Region | None = None) -> Future[None]:
-        """Stops a mesh or slice; the future resolves when it has ended. A second stop returns the same future."""
+        """Stops a mesh or slice; the future resolves when it has ended. A second stop returns the same future.
+
+        Raises RuntimeError for a mesh that this process has left, which may be another one's by now.
+        """
         first = self._stops.get(state.uid)
         if first is not None:
             return first
+        if state.detached:
+            raise RuntimeError(state.end_text)
         full = region is None or set(state.ranks) <= set(region.ranks())  # the mesh it was sliced from may have shrunk
         ranks = None if full or region is None else tuple(region.ranks())
         if state.owner_process != self._runtime.address:
@@ -75,7 +80,7 @@ class MeshStopper:
     def stop_by_uid(self, uid: str, reason: str) -> Future[None]:
         """Stops a mesh by its uid; the future is resolved if the mesh no longer exists."""
         state = self._runtime.meshes.get(uid)
-        return resolved_future(None) if state is None else self.stop(state, reason)
+        return resolved_future(None) if state is None or state.detached else self.stop(state, reason)
 
     def stop_again(self, state: MeshState) -> None:
         """Stops incarnations of a stopped mesh that have started after its stop."""
@@ -86,7 +91,7 @@ class MeshStopper:
     def await_all(self, uids: Sequence[str], owner: Instance) -> None:
         """Stops the meshes of an ending actor, the newest first, and blocks until they have ended, within limits."""
         states = [self._runtime.meshes[uid] for uid in reversed(uids) if uid in self._runtime.meshes]
-        futures = [(state, self.stop(state, f"its owner {owner} ended")) for state in states]
+        futures = [(state, self.stop(state, f"its owner {owner} ended")) for state in states if not state.detached]
         limit = max(settings.stop_actor_timeout, settings.mesh_terminate_timeout)
         deadline = time.monotonic() + limit + 5
         for state, future in futures:
@@ -227,8 +232,8 @@ class MeshStopper:
 
     def _on_stop(self, body: StopMeshRequest, asker: Asker[Done]) -> None:
         state = self._runtime.meshes.get(body.uid)
-        if state is None:
-            asker.refuse(f"there is no mesh {body.uid} here")
+        if state is None or state.detached:
+            asker.refuse(f"there is no mesh {body.uid} here" if state is None else state.end_text)
             return
         first = self._stops.get(state.uid)
         future = first if first is not None else self._stop(state, body.ranks, body.reason)

@@ -41,6 +41,8 @@ class ProcMesh(Handle[ProcState]):
 
         Raises ValueError for a class that is no Actor or mixes sync and async, TypeError for arguments that do not fit.
         """
+        if self._state.detached:
+            raise RuntimeError(self._state.end_text)
         if self._state.stopped is not None:
             raise RuntimeError(
                 f"`ProcMesh` has already been stopped: {self._state.name} ({self._state.stopped}); spawn a new one"

@@ -68,6 +68,14 @@ class MeshState(Struct, eq=False):
         self.name = harmless(self.name)
 
     @property
+    def end_text(self) -> str:
+        """Says why it cannot be used here any more, and what to do."""
+        if self.detached:
+            again = f"monarch.attach({self.name!r}) comes back to it"
+            return f"{self.name} runs without this program ({self.stopped}): {again}"
+        return f"{self.name} was stopped ({self.stopped}): spawn a new one"
+
+    @property
     def ranks(self) -> Sequence[int]:
         """Its base ranks, in the order of its region; a range if they are consecutive."""
         return ranks_of(self.region)

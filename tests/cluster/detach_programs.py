@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -504,10 +505,15 @@ def pick_up(_: str = "") -> None:
 
 
 def again(_: str = "") -> None:
-    """Detaches and attaches in one program: old handles work again."""
+    """Detaches and attaches in one program: old handles work again, and meanwhile stop nothing."""
     store_of(current_runtime())
     procs, counter = spawn()
     procs.detach(lease="60s")
+    for use in (procs.stop, counter.stop, partial(monarch.heal_mesh, procs), procs.detach):
+        try:
+            use()
+        except RuntimeError as error:
+            say("error", "runs without this program (detached for 1m)" in str(error))
     attached = monarch.attach("trainers")
     say("counts", *counter.add.call(1).get().values())
     say("same", attached == procs)

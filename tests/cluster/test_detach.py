@@ -201,6 +201,7 @@ def test_references_of_other_meshes_work_while_a_mesh_is_left(place: Path) -> No
 @pytest.mark.slow
 def test_the_same_program_comes_back_and_its_handles_work_again(place: Path) -> None:
     program = Controller(place, "again").done()
+    assert program.said("error") == [["True"]] * 4, "a mesh that was left may be another program's by now"
     assert program.said("counts") == [["15", "15"], ["16", "16"], ["11", "11"]]
     assert program.said("same") == [["True"]]
     assert "stopped" not in " ".join(program.said("view")[0]), program.lines
