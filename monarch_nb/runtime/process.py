@@ -59,7 +59,9 @@ class Parts:
         try:
             return cast(T, self._by_kind[kind])
         except KeyError:
-            raise LookupError(f"this process has no {kind.__name__}") from None
+            raise LookupError(
+                f"this process has no {kind.__name__}: that is for the notebook or script that controls the mesh"
+            ) from None
 
 
 Loader = Callable[["Runtime"], object]  # attaches a feature
