@@ -432,7 +432,7 @@ class CallLimits:
     """The time limits of calls, on one timer. An answered call is not kept for that long, nor its limit."""
 
     def __init__(self, clock: "Clock") -> None:
-        self._clock, self._lock = clock, threading.Lock()
+        self._clock, self._lock = clock, threading.RLock()  # a finalizer may call within it
         self._limits: list[tuple[float, int, float, weakref.ref[PendingCall[Any]]]] = []  # a heap; when due
         self._numbers = itertools.count()
         self._prune_at = PRUNED
@@ -442,7 +442,8 @@ class CallLimits:
         """Limits a call to `seconds` from now."""
         with self._lock:
             if len(self._limits) >= self._prune_at:
-                self._limits = [limit for limit in self._limits if (other := limit[3]()) is not None and other.waits]
+                limits, self._limits = self._limits, []
+                self._limits += [limit for limit in limits if (pending := limit[3]()) is not None and pending.waits]
                 heapq.heapify(self._limits)
                 self._prune_at = PRUNED + 2 * len(self._limits)
             due = self._clock.monotonic() + seconds

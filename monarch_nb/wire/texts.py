@@ -24,12 +24,12 @@ _SUSPECT = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[
 _TYPE: Any = vars(type)  # a metaclass may have names of its own
 
 
-def flush_output(other: Sequence[object] = ()) -> None:
-    """Flushes stdout and stderr, whatever the program has put there, unless it is one of `other`. Raises nothing."""
+def flush_output(skip: Sequence[object] = ()) -> None:
+    """Flushes stdout and stderr, whatever the program has put there, except those in `skip`. Raises nothing."""
     for name in ("stdout", "stderr"):
         with contextlib.suppress(Exception):  # None, closed, or a class of the program without `flush`
             stream = getattr(sys, name)
-            if all(stream is not text for text in other):
+            if all(stream is not text for text in skip):
                 stream.flush()
 
 
