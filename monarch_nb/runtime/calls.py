@@ -428,6 +428,10 @@ class PendingCall(Generic[R]):
         return f"{self.size - self.missing} of {self.size} ranks have answered {self.title}(){errors}"
 
 
+def _waits(call: PendingCall[Any] | None) -> bool:
+    return call is not None and call.waits
+
+
 class CallLimits:
     """The time limits of calls, on one timer. An answered call is not kept for that long, nor its limit."""
 
@@ -443,7 +447,7 @@ class CallLimits:
         with self._lock:
             if len(self._limits) >= self._prune_at:
                 limits, self._limits = self._limits, []
-                self._limits += [limit for limit in limits if (pending := limit[3]()) is not None and pending.waits]
+                self._limits += [limit for limit in limits if _waits(limit[3]())]
                 heapq.heapify(self._limits)
                 self._prune_at = PRUNED + 2 * len(self._limits)
             due = self._clock.monotonic() + seconds

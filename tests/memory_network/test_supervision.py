@@ -16,6 +16,8 @@ from monarch_nb.actor import (
     concurrent_endpoint,
     endpoint,
 )
+from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
+from monarch_nb.testing import Cluster
 from tests.cluster.actor_tools import Faults
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -104,6 +106,24 @@ def test_each_rank_that_fails_is_told(quad: ProcMesh, faults: Faults) -> None:
     children: Any = quad.spawn("children", Child)
     children.boom.broadcast()
     assert sorted(rank for _ in range(4) for rank in faults.next().crashed_ranks) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("executor", "cls"), [(SyncExecutor, Owner), (AsyncExecutor, AsyncOwner)])
+def test_an_actor_without_a_thread_has_failed(
+    simulated: Cluster, quad: ProcMesh, faults: Faults, executor: type, cls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "start", start)
+        actors = quad.spawn("actors", cls, "", Channel[int].open()[0])
+        with pytest.raises(SupervisionError, match="no thread could be started for it: can't start new thread"):
+            actors.initialized.get(20)
+    with pytest.raises(SupervisionError, match="no thread could be started"):
+        actors.ping.call().get(20)
+    assert sorted(rank for _ in range(4) for rank in faults.next().crashed_ranks) == [0, 1, 2, 3]
+    actors.stop().get(20)
 
 
 def test_a_raising_init_is_reported_on_use_and_to_the_owner(quad: ProcMesh, faults: Faults) -> None:

@@ -226,7 +226,13 @@ class Hosting:
         if old is not None and old.cause is None:
             old.stop("replaced by a newer incarnation")
         self._process.supervisor.actor_spawned(cell)
-        cell.executor.start()
+        try:
+            cell.executor.start()
+        except RuntimeError as error:  # the system has no thread left
+            self._process.node.consumed(parcel)
+            advice = "stop other actors, or raise the limit (ulimit -u, pids of the container)"
+            cell.fail("init", RuntimeError(f"no thread could be started for it: {error}; {advice}"), header)
+            cell.cleanup.finish(None)
         return parked
 
     def host_actor(self, spec: SpawnActor, mesh: str, rank: int, incarnation: int, obj: object) -> ActorCell:
