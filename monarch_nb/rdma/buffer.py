@@ -2,6 +2,7 @@
 transfers as one."""
 
 import functools
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -44,7 +45,8 @@ class RDMABuffer:
     """Memory of this process that any process of the cluster can read and write: send the buffer, not the bytes.
 
     `data` is a contiguous tensor, array, bytearray or memoryview of any shape with at least one byte; it is not copied,
-    and is kept until `drop()` or the end of the actor that made the buffer. With `readonly` others only read it.
+    and is kept until `drop()` or the end of the actor that made the buffer. With `readonly` others only read it. A tensor
+    cannot be resized from then on.
     The constructor sends nothing. Raises ValueError for memory with gaps, on another device or of no bytes.
 
     A transfer that ends with an error, a time-out or a cancellation has written only some of its bytes; each byte
@@ -58,6 +60,7 @@ class RDMABuffer:
         memory = memory_of(data)
         if not memory.size:
             raise ValueError("an RDMABuffer has at least one byte; the data has none")
+        memory.fix()
         runtime = current_runtime()
         self._handle = service().offer(memory, runtime.context().actor_instance, readonly=readonly or memory.readonly)
 
@@ -146,7 +149,7 @@ class RDMABuffer:
 
 
 def _offset(offset: int, handle: BufferHandle) -> int:
-    if not 0 <= offset < handle.size:
+    if not 0 <= operator.index(offset) < handle.size:
         raise ValueError(f"offset {offset:,} is outside of the buffer, which has {handle.size:,} bytes")
     return offset
 

@@ -37,6 +37,12 @@ class Memory:
         self.device = device  # the GPU that it lies on; None: the host
         self.stream = stream  # a stream of the device, whose work on the memory comes first
 
+    def fix(self) -> None:
+        """Prevents that a tensor of the host gives its memory up while others use it, as `resize_` would."""
+        library = sys.modules.get("torch")
+        if library is not None and isinstance(self.keeper, library.Tensor) and self.device is None:
+            self.keeper.reshape(-1).view(library.uint8).numpy()  # memory that numpy has seen is not resizable any more
+
     def part(self, offset: int, size: int) -> "Memory":
         """Returns the part of `size` bytes at `offset`."""
         assert 0 <= offset <= offset + size <= self.size

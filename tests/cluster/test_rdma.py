@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import monarch_nb
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, this_host, this_proc
@@ -148,6 +149,14 @@ def test_a_buffer_is_read_in_its_own_process_too() -> None:
     buffer.read_into(target).get()
     buffer.write_from(b"ab").get()
     assert (target, memory, buffer.backend) == (b"0123456789", b"ab23456789", "local")
+    tensor = torch.ones(5, dtype=torch.bfloat16)
+    tensors = RDMABuffer(tensor)
+    for data in (memory, tensor):  # a freed block would be read, and written
+        with pytest.raises((BufferError, RuntimeError), match=r"re-?siz"):
+            data.extend(b"x") if isinstance(data, bytearray) else data.resize_(1000)
+    tensor.data = torch.zeros(5, dtype=torch.bfloat16)
+    tensors.read_into(got := torch.zeros(5, dtype=torch.bfloat16)).get()
+    assert got.tolist() == [1] * 5
     buffer.drop().get()
     with pytest.raises(BufferDroppedError):
         buffer.read_into(target).get()
@@ -178,6 +187,8 @@ def test_requests_that_do_not_fit_the_buffer_are_refused_at_once(holder: Any) ->
         buffer.write_from(bytes(11))
     with pytest.raises(ValueError, match="offset 10 is outside"):
         buffer.read_into(bytearray(9), offset=10)
+    with pytest.raises(TypeError, match="float"):
+        buffer.read_into(bytearray(10), offset=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one byte"):
         RDMABuffer(bytearray())
     target = bytearray(20)
