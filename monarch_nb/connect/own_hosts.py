@@ -199,6 +199,8 @@ def prestart(runtime: Runtime) -> None:
 
 def local_hosts(count: int, name: str = "hosts") -> HostMesh:
     """Returns a mesh of `count` hosts on this machine, each with its own agent, for trying out several hosts."""
+    if count < 1:
+        raise ValueError(f"count={count!r} must be at least 1")
     runtime = current_runtime()
     ensure_host(runtime)
     hosts = [runtime.host, *runtime.part(LocalAgents).add(count - 1)]

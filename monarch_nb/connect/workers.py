@@ -84,7 +84,7 @@ def attach_to_workers(
     if service_proc_ids is not None and len(service_proc_ids) != len(workers):
         raise ValueError(f"attach_to_workers: {len(service_proc_ids)} ids for {len(workers)} workers")
     keys = read_keys(private_key, ca)
-    endpoints = [_endpoint(worker, keys) if isinstance(worker, str) else worker for worker in workers]
+    endpoints = [worker if isinstance(worker, Future) else _endpoint(worker, keys) for worker in workers]
     urls = [endpoint.url for endpoint in endpoints if isinstance(endpoint, ChannelEndpoint)]
     repeated = sorted({url for url in urls if urls.count(url) > 1})
     if repeated:

@@ -45,9 +45,9 @@ class RDMABuffer:
     """Memory of this process that any process of the cluster can read and write: send the buffer, not the bytes.
 
     `data` is a contiguous tensor, array, bytearray or memoryview of any shape with at least one byte; it is not copied,
-    and is kept until `drop()` or the end of the actor that made the buffer. With `readonly` others only read it. A tensor
-    cannot be resized from then on.
-    The constructor sends nothing. Raises ValueError for memory with gaps, on another device or of no bytes.
+    and is kept until `drop()` or the end of the actor that made the buffer. A tensor cannot be resized from then on.
+    With `readonly` others only read it. The constructor sends nothing. Raises ValueError for memory with gaps, on
+    another device or of no bytes.
 
     A transfer that ends with an error, a time-out or a cancellation has written only some of its bytes; each byte
     of the target is an old or a new one. A read during writes returns a mixture.

@@ -18,6 +18,7 @@ from monarch_nb.actor import (
     HostMesh,
     SupervisionError,
     attach_to_workers,
+    local_hosts,
     returns_future,
     run_worker_loop_forever,
     start_worker_loop_forever,
@@ -244,6 +245,10 @@ def test_addresses_that_cannot_work_are_refused_at_once() -> None:
         attach("ipc:///x", "ipc:///x")
     with pytest.raises(ValueError, match="takes a list"):
         attach_to_workers(ca=TRUST_ALL, workers="ipc:///x")
+    with pytest.raises(AddressError, match="is a text, not int"):
+        attach_to_workers(ca=TRUST_ALL, workers=[5])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="at least 1"):
+        local_hosts(0)
 
 
 def test_a_worker_that_nobody_started_is_named(folder: Path) -> None:
