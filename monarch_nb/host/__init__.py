@@ -5,11 +5,5 @@ from monarch_nb.host.launch import AgentHandle, AgentStartError, begin_agent
 from monarch_nb.host.protocol import ProcSpec
 
 __all__ = [
-    "AgentHandle",
-    "AgentStartError",
-    "ProcSpec",
-    "begin_agent",
-    "find_run_folder",
-    "new_host_id",
-    "run_folder_for",
-]
+    "AgentHandle", "AgentStartError", "ProcSpec", "begin_agent", "find_run_folder", "new_host_id", "run_folder_for",
+]  # fmt: skip

@@ -89,15 +89,20 @@ class MeshLeases:
         """Returns the leases of detached meshes."""
         return [lease for lease in self._all.values() if lease.detached]
 
+    def check(self, uid: str, owner: str) -> None:
+        """Raises HeldError for a mesh that its former owner has left, or lost to another."""
+        lease = self._all.get(uid)
+        if lease is not None and (lease.holder is None or lease.holder.address != owner):
+            raise HeldError(f"{lease.name} is not yours any more: {self._holder_text(lease)}")
+
     def hold(self, request: Hold, owner: str) -> MeshLease:
         """Records how an owner wants a mesh held; later messages replace the parts they name. Raises HeldError."""
+        self.check(request.uid, owner)
         lease = self._all.get(request.uid)
         if lease is None:
             lease = self._all[request.uid] = MeshLease(
                 request.uid, request.name, request.secret, request.seconds, request.keep, request.holder
             )
-        elif lease.holder is None or lease.holder.address != owner:
-            raise HeldError(f"{request.name} is not yours any more: {self._holder_text(lease)}")
         lease.seconds, lease.keep, lease.holder = request.seconds, request.keep, request.holder
         lease.meshes, lease.file, lease.unwatched = request.meshes, request.file, request.unwatched
         lease.grant, lease.turn = max(lease.grant, request.grant), max(lease.turn, request.turn)
@@ -237,6 +242,10 @@ class MeshLeaseService:
         for lease in ended:
             if lease.file:
                 mesh_files.remove(Path(lease.file))
+
+    def check(self, address: str, owner: str) -> None:
+        """Raises HeldError for a process that another controller may have."""
+        self._leases.check(parse_address(address).mesh, owner)
 
     def agent_ends(self, reason: str) -> None:
         """Records the end of the host for later controllers."""

@@ -251,6 +251,8 @@ class AgentService:
         self._sender.post_all(self._awaited.pop(address, ()), verbs.PROC_EXITED, unknown)
 
     def _stop(self, request: p.Stop, asker: Asker[p.StopReply]) -> None:
+        for address in request.addresses:
+            self.keeper.check(address, asker.src)
         children = [child for address in request.addresses if (child := self._children.find(address)) is not None]
         self._stopper.stop(children, timeout_s=request.timeout_s, grace_s=request.grace_s, reason=request.reason,
                            done=lambda exits: asker.reply(p.StopReply(tuple(exits))))  # fmt: skip

@@ -11,7 +11,7 @@ from monarch_nb.host import verbs as host_verbs
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.lifecycle.watching import forget
 from monarch_nb.mesh.mesh_events import Event, MeshStopped, MeshStopping
-from monarch_nb.mesh.requests import gather, request, settle
+from monarch_nb.mesh.requests import UnansweredError, gather, request, settle
 from monarch_nb.mesh.verbs import STOP_ACTOR, STOP_MESH, ActorGone, StopActor, StopMeshRequest
 from monarch_nb.runtime import (
     ActorCell,
@@ -193,9 +193,11 @@ class MeshStopper:
         return settle(replies, lambda: f"{state.name} has not stopped yet")
 
     def _forget(self, future: Future[p.StopReply]) -> None:
-        if future.exception(0) is None:
+        if (error := future.exception(0)) is None:
             for end in future.get(0).exits:
                 forget(self._runtime, end)
+        elif not isinstance(error, UnansweredError):
+            logger.warning("not stopped: %s", error)
 
     def _stop_actors(self, state: ActorState, ranks: Sequence[int], reason: str) -> Future[None]:
         replies: dict[int, Future[ActorGone]] = {}

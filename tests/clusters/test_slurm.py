@@ -17,11 +17,9 @@ from tests.ports import free_port
 
 needs("slurmctld", "slurmd", "munged", "sbatch", package="slurmctld slurmd slurm-client munge")
 pytestmark = [
-    pytest.mark.clusters,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.clusters, pytest.mark.slow, pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a Slurm of one's own needs root"),
-]
+]  # fmt: skip
 GRACE_S = 10
 AT_ONCE_S = 20.0  # for a machine under load; the tested steps took a minute or more
 START = """

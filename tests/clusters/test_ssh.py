@@ -18,11 +18,9 @@ from tests.polling import until
 needs("sshd", "ssh-keygen", package="openssh-server openssh-client")
 pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")
 pytestmark = [
-    pytest.mark.clusters,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.clusters, pytest.mark.slow, pytest.mark.timeout(300),
     pytest.mark.skipif(bool(objection()), reason=f"NOT TESTED HERE: {objection()}"),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,10 @@ def test_no_lease_runs_while_somebody_has_the_mesh() -> None:
 
 def test_of_two_simultaneous_claimants_one_succeeds_and_the_other_learns_who() -> None:
     holdings = detached_leases()
+    with pytest.raises(HeldError, match="not yours any more: trainers was left"):
+        holdings.check("p1", FIRST.address)
     assert holdings.attach("p1", "s", FIRST) is None
+    holdings.check("p1", FIRST.address)
     with pytest.raises(HeldError, match=r"held by the kernel of train.ipynb \(process 1 on here\) since .*--steal"):
         holdings.attach("p1", "s", SECOND)
     assert lease_of(holdings).holder == FIRST

@@ -19,17 +19,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "DOWN",
-    "REFUSED",
-    "UP",
-    "DialledChannel",
-    "InboundChannel",
-    "Monitor",
-    "TcpListener",
-    "connect",
-    "dial",
+    "DOWN", "REFUSED", "UP", "DialledChannel", "InboundChannel", "Monitor", "TcpListener", "connect", "dial",
     "new_context",
-]
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
