@@ -5,7 +5,10 @@ Imports nothing of the project.
 Error texts link to the home page, since a user who has installed a wheel has no other copy of the pages.
 """
 
+import atexit
+import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
@@ -68,6 +71,18 @@ def become_controller() -> None:
     """Makes this process a controller."""
     assert _become is not None
     _become()
+
+
+def on_exit(function: Callable[[], object]) -> Callable[[], None]:
+    """Calls `function` when this process exits, but not when a fork of it does; call the result to cancel that."""
+    process = os.getpid()
+
+    def run() -> None:
+        if os.getpid() == process:
+            function()
+
+    atexit.register(run)
+    return functools.partial(atexit.unregister, run)
 
 
 def lazy_names(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:

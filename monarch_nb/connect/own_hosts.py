@@ -49,6 +49,7 @@ class LocalAgents:
     def __init__(self, runtime: Runtime, ahead: Ahead | None) -> None:
         self.running: dict[str, AgentHandle] = {}  # by host
         self.lock = threading.RLock()
+        self.process = os.getpid()
         self._runtime = runtime
         self._ahead = ahead  # may not listen yet
         self._unused: dict[str, BegunWith] = {}  # settings of its agent's start, by unused host
@@ -306,6 +307,8 @@ def shutdown(patience: float | None = None) -> None:
     if runtime is None or runtime.is_inherited or runtime.is_worker:
         return
     agents = runtime.part(LocalAgents)
+    if agents.process != os.getpid():  # a fork of the controller has started nothing of it
+        return
     with agents.lock:
         handles = agents.give_up()
         remotes = runtime.part(HostRoutes).clear()

@@ -1,6 +1,5 @@
 """A process as a worker: it keeps a host agent at an address until the host is shut down."""
 
-import atexit
 import contextlib
 import errno
 import os
@@ -11,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from monarch_nb._package import on_exit
 from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, bound_end, check_trust, read_keys
 from monarch_nb.host import AgentHandle, AgentStartError, begin_agent, new_host_id, run_folder_for
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
@@ -64,7 +64,7 @@ class _Worker:
                 self._link = ""
                 self.handle.close()
                 raise
-        atexit.register(self.close)
+        self._cancel_exit = on_exit(self.close)
 
     def _start(self) -> AgentHandle:
         host, keys = self._host, self._keys
@@ -95,7 +95,7 @@ class _Worker:
 
     def close(self) -> None:
         """Ends the agent and its processes; blocks."""
-        atexit.unregister(self.close)
+        self._cancel_exit()
         self.handle.close()
         self._unlink()
 
@@ -144,7 +144,7 @@ class _Worker:
             sys.stderr.write(f"the host agent (process {self.handle.pid}) ended with status {status}\n")
             if not self._restart():
                 break
-        atexit.unregister(self.close)
+        self._cancel_exit()
         self.handle.close()
         self._unlink()
         if status == UNUSED:

@@ -1,11 +1,11 @@
 """The process of a notebook kernel, or of a script: the controller."""
 
-import atexit
 import secrets
 import sys
 from importlib import import_module
 from pathlib import Path
 
+from monarch_nb._package import on_exit
 from monarch_nb.connect.own_hosts import LocalAgents, at_exit
 from monarch_nb.connect.remote_host import await_return, connection, undelivered
 from monarch_nb.engine.compose import ProcessRole, compose
@@ -78,5 +78,5 @@ def become_controller() -> Runtime:
     unhandled.prepare()
     if unhandled.in_marimo():
         runtime.part(Driver).in_notebook(unhandled.report)
-    atexit.register(at_exit)
+    on_exit(at_exit)
     return runtime

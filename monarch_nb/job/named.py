@@ -3,7 +3,6 @@
 Jobs of another process are reopened in this one: tunnels to their hosts, and hosts for meshes that came from there.
 """
 
-import atexit
 import difflib
 import importlib
 import inspect
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from monarch_nb._package import more
+from monarch_nb._package import more, on_exit
 from monarch_nb.job.adapter import EngineError, Role, adapter_of, kinds
 from monarch_nb.job.adapter_job import AdapterJob, WrittenHosts, jobs_here, running_jobs
 from monarch_nb.job.arrival import Progress
@@ -360,7 +359,7 @@ def hosts_from_config(name: str) -> HostMesh:
     """
     job = ProcessJob({name: 2})
     job.apply()
-    atexit.register(job.kill)
+    on_exit(job.kill)
     return job._state()._hosts[name]
 
 

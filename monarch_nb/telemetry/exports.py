@@ -1,6 +1,5 @@
 """Export of a mesh's metrics to TensorBoard, Weights & Biases and MLflow, by the controller alone, on arrival."""
 
-import atexit
 import importlib
 import logging
 import queue
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from monarch_nb._package import on_exit
 from monarch_nb.telemetry.verbs import MetricPoint
 from monarch_nb.wire import error_line
 
@@ -140,7 +140,7 @@ class MetricsExport:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"monarch-metrics-{target}", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        self._cancel_exit = on_exit(self.close)
 
     def put(self, points: Sequence[MetricPoint]) -> None:
         """Queues values, except those of other meshes, to be written. Does not block."""
@@ -151,7 +151,7 @@ class MetricsExport:
         with self._closing:
             first, self._closed = not self._closed, True
         if first:
-            atexit.unregister(self.close)
+            self._cancel_exit()
             self._finish(self)
             self._queue.put(None)
         self._thread.join(_CLOSE_S)

@@ -3,7 +3,6 @@
 Read-only: watchers can send no commands.
 """
 
-import atexit
 import contextlib
 import hmac
 import logging
@@ -16,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb._package import __version__
+from monarch_nb._package import __version__, on_exit
 from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.store import Store, store_of
 from monarch_nb.top import connection as files
@@ -189,7 +188,7 @@ def serve(runtime: Runtime | None = None, what: str = "") -> Path:
     if _serving is None or _serving._store is not store:
         stop()
         _serving = StoreServer(store, what)
-        atexit.register(stop)
+        on_exit(stop)
     return _serving.path
 
 

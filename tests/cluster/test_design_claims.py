@@ -22,7 +22,7 @@ CONTROLLER = """
 import os, sys
 forks = []
 os.register_at_fork(before=lambda: forks.append(1))
-from monarch_nb.actor import Actor, endpoint, heal_mesh, this_host
+from monarch_nb.actor import Actor, endpoint, heal_mesh, shutdown_context, this_host
 
 class Member(Actor):
     @endpoint
@@ -33,6 +33,12 @@ if __name__ == "__main__":
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="procs")
     members = procs.spawn("members", Member)
     assert os.getpid() not in members.pid.call().get(30).values()
+    if sys.argv[1:]:
+        if not os.fork():
+            shutdown_context().get(20)
+            sys.exit()
+        os.wait()
+        members.pid.call().get(30)
     procs.stop().get(20)
     print("forks", len(forks), "torch", "torch" in sys.modules)
 """
@@ -78,13 +84,21 @@ class After(Before):
         self.threads.append(threading.get_ident())
 
 
-def test_the_controller_never_forks_and_imports_no_torch(tmp_path: Path) -> None:
+def run_controller(tmp_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     program = tmp_path / "program.py"
     program.write_text(CONTROLLER)
-    done = subprocess.run(
-        [sys.executable, program], env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True
-    )
+    line, env = [sys.executable, program, *arguments], {**os.environ, "PYTHONPATH": ROOT}
+    return subprocess.run(line, env=env, capture_output=True, text=True)
+
+
+def test_the_controller_never_forks_and_imports_no_torch(tmp_path: Path) -> None:
+    done = run_controller(tmp_path)
     assert done.stdout.splitlines()[-1:] == ["forks 0 torch False"], done.stderr
+
+
+def test_a_fork_that_exits_does_not_end_the_controllers_hosts(tmp_path: Path) -> None:
+    done = run_controller(tmp_path, "fork")
+    assert done.stdout.splitlines()[-1:] == ["forks 1 torch False"], done.stderr
 
 
 def test_cells_and_set_up_run_on_the_main_thread_unlike_actors(host: Any) -> None:

@@ -1,6 +1,5 @@
 """Workers started by ranks of torchrun, which find each other by the store that these ranks share."""
 
-import atexit
 import contextlib
 import os
 import subprocess
@@ -11,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from monarch_nb._package import on_exit
 from monarch_nb.connect.workers import attach_to_workers
 from monarch_nb.host.folders import make_run_folder, new_host_id, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import command
@@ -168,7 +168,7 @@ def _start(name: str, port: int, key: bytes | None) -> _Joins:
     with log.open("wb") as out:
         process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True)
     if not _workers:
-        atexit.register(end_workers)
+        on_exit(end_workers)
     _workers.append((process, folder))
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:

@@ -374,6 +374,7 @@ class ActorCell:
         if header.port == 0 or self.is_explicit(header.method):
             return
         status = Status.VALUE
+        frames: Sequence[OutFrame]
         try:
             frames: Sequence[OutFrame] = encode(result, self.process, gpu=self.process.node.shares_gpu(header.src))
             self.process.check_size(header.src, frames)
