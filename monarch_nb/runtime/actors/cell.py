@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextvars import Token
 from functools import partial
+from os import getpid
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from monarch_nb._deferred import asyncio
 from monarch_nb.routing import Gap, Inbox, InboxOverflow
 from monarch_nb.runtime.actors.actor import AnyEndpoint, endpoints_of, kind_of, undeclared
-from monarch_nb.runtime.actors.executors import AsyncExecutor, Cleanup, SyncExecutor
+from monarch_nb.runtime.actors.executors import AsyncExecutor, Cleanup, SyncExecutor, end_fork
 from monarch_nb.runtime.actors.interrupts import InterruptWindow, not_run
 from monarch_nb.runtime.calls import EncodedObject
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current, point_of, stream_of
@@ -91,6 +92,7 @@ class ActorCell:
         self._calls: dict[str, asyncio.Task[object] | None] = {}  # async endpoints that run, by call
         self._interrupts = InterruptWindow(process.clock)
         self._unanswered: Header | None = None  # the message that a sync endpoint runs
+        self._pid = getpid()
         self.ending = False  # the executor takes no more messages
         self.ended = False
         self.end_error: Exception | None = None
@@ -371,6 +373,8 @@ class ActorCell:
             self.process.reply(header, status, frames)
 
     def _answer(self, header: Header, result: object, run: _Run | None) -> None:
+        if getpid() != self._pid:
+            end_fork(None)
         if header.port == 0 or self.is_explicit(header.method):
             return
         status = Status.VALUE
@@ -385,6 +389,8 @@ class ActorCell:
         self._reply(header, status, frames)
 
     def _raised(self, header: Header, error: BaseException, run: _Run | None) -> None:
+        if getpid() != self._pid:
+            end_fork(error)
         if isinstance(error, StopRequested):
             self._refuse_call(header)
             return
@@ -560,10 +566,7 @@ class ActorCell:
         self.finish()
 
     def _end_soon(self) -> None:
-        self.executor.post_control(self._end)  # also wakes one that waits for messages
-
-    def _end(self) -> None:
-        self.ending = True
+        self.executor.post_control(partial(setattr, self, "ending", True))  # also wakes one that waits for messages
 
     def on_end(self, function: Callable[[], object]) -> None:
         """Calls back once the actor has ended and cleaned up; at once if it has."""

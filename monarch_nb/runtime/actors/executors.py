@@ -3,12 +3,15 @@
 import contextlib
 import inspect
 import logging
+import os
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from monarch_nb._deferred import asyncio
 from monarch_nb.runtime.actors.actor import Coro
@@ -30,6 +33,19 @@ logger = logging.getLogger(__name__)
 YIELD_AFTER = 64  # messages an async actor handles in a row before its other tasks get a turn
 CLEANUP = "__cleanup__"
 OWNED = "wait for the meshes it owns"
+
+
+def end_fork(error: BaseException | None) -> NoReturn:
+    """Ends a fork that an endpoint has made, when the endpoint ends in it: the actor stays with the parent."""
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 class SyncExecutor:
