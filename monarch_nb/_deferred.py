@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import difflib as difflib
     import sysconfig as sysconfig
     import tempfile as tempfile
+    from concurrent import futures as futures
 
     import zmq as zmq
 else:
@@ -26,6 +27,8 @@ else:
 
     asyncio = _Deferred("asyncio")
     difflib = _Deferred("difflib")
+    # Its thread pools cannot be imported once the main thread has ended, though other threads of the program run on.
+    futures = _Deferred("concurrent.futures")
     sysconfig = _Deferred("sysconfig")
     tempfile = _Deferred("tempfile")
     zmq = _Deferred("zmq")

@@ -6,8 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
+from monarch_nb._deferred import futures
 from monarch_nb.connect.routes import ExternalHost, HostLosses, HostRoutes, Tunnel, is_loopback
 from monarch_nb.host import find_run_folder, verbs
 from monarch_nb.host import protocol as p
@@ -449,7 +449,7 @@ class Gateway:
             answer = self.ask(endpoint, timeout)
             return answer.state or UnreachableError(f"{answer.error} (asked by the gateway {self.address})")
 
-        with ThreadPoolExecutor(min(32, len(endpoints)), "monarch-gateway") as pool:
+        with futures.ThreadPoolExecutor(min(32, len(endpoints)), "monarch-gateway") as pool:
             return list(pool.map(ask, endpoints))
 
 

@@ -4,11 +4,11 @@ import queue
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 import msgspec
 
+from monarch_nb._deferred import futures
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.transport import (
@@ -61,7 +61,7 @@ def introduce(
         question = _Question(endpoint, keys, insecure_loopback, verbs.STATUS, given_up)
         return question.ask(seconds, Done(), ways)
 
-    with ThreadPoolExecutor(min(32, len(endpoints) or 1), "monarch-scout") as pool:
+    with futures.ThreadPoolExecutor(min(32, len(endpoints) or 1), "monarch-scout") as pool:
         return list(pool.map(ask, endpoints))
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import sys
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -261,6 +262,8 @@ def _of_context() -> "Runtime | None":
 
 
 def _start() -> "Runtime":
+    if sys.is_finalizing():  # a finalizer of the program
+        raise RuntimeError("Python is exiting: the meshes of this program have ended, and no others can be started")
     with _starting:
         if _process is None:
             held_back(become_controller)

@@ -71,7 +71,7 @@ class UnretrievedError:
         self.outcome: Callable[[], object] | None = outcome
 
     def __del__(self) -> None:
-        if self.outcome is not None:
+        if self.outcome is not None and forget is not None:  # an interpreter that exits has cleared this module
             forget(self.outcome)
 
 

@@ -299,3 +299,26 @@ def test_memory_that_an_actor_frees_is_there_for_its_next_step(tmp_path: Path) -
         assert faults < 4096, f"{faults} page faults: as many as one step has pages, or more"
         """,
     )
+
+
+def test_threads_that_outlive_the_main_one_may_start_meshes(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        class Echo(Actor):
+            @endpoint
+            def give(self, x): return x
+            @endpoint
+            def fail(self): raise ValueError
+
+        def work():
+            threading.main_thread().join()
+            actors = this_host().spawn_procs().spawn("echo", Echo)
+            threading.unread = actors.fail.call_one()
+            print(actors.give.call_one(1).get(40), flush=True)
+
+        threading.Thread(target=work).start()
+        """,
+    )
+    assert done.stdout.splitlines()[:1] == ["1"]
+    assert done.stderr == ""
