@@ -1,12 +1,14 @@
 """Tensors of which each rank has a value of its own, on two real processes."""
 
 import copy
+import gc
 import importlib
 import io
 import os
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -627,6 +629,20 @@ def test_streams_borrow_memory_from_each_other(procs: ProcMesh, rank: monarch_nb
         lent = side.borrow(rank)[0]
     rank += 1
     assert both(rank) == [6, 7]
+
+
+@pytest.mark.filterwarnings("ignore:a borrow was not dropped")
+def test_a_collection_on_another_thread_waits_for_no_stream(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:
+    lent, borrow = monarch_nb.Stream("forgotten").borrow(rank)
+    stream, cycle = lent.reference.stream, [borrow]  # type: ignore[attr-defined]
+    cycle.append(cycle)
+    del borrow, cycle
+    thread = threading.Thread(target=gc.collect)
+    with stream._lock:  # as while a batch waits for the reading thread
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+    until(lambda: not rank.reference.memory.loans.lent, "it is given back")  # type: ignore[attr-defined]
 
 
 def test_what_a_borrower_loses_is_lost_to_the_lender(procs: ProcMesh, rank: monarch_nb.Tensor) -> None:

@@ -1,6 +1,7 @@
 """Streams of operations on values of ranks' own, and tensors that one of them borrows from another."""
 
 import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
+from monarch_nb.runtime import unretrieved
 from monarch_nb.tensor.commands import Await, GiveBack, Send, Take
 from monarch_nb.tensor.errors import CallSite, RankTensorError, call_site, origin_of
 from monarch_nb.tensor.handle import MeshTensor, current
@@ -111,7 +113,7 @@ class Borrow:
         self._tensor, self._memory, self._own_memory = tensor, memory, tensor.reference.memory
         self._borrower, self._lender = tensor.reference.stream, lender
         self._site, self._tag = site, tag
-        self._dropped = False
+        self._dropped, self._thread = False, threading.get_ident()
         _open[tag] = self
 
     def drop(self) -> None:
@@ -156,5 +158,11 @@ class Borrow:
                 UserWarning,
                 stacklevel=2,
             )
-            with contextlib.suppress(Exception):  # the mesh may have ended
-                self.drop()
+            if threading.get_ident() == self._thread:
+                self._drop_late()
+            else:  # a collection of garbage, maybe on a thread that the streams wait for
+                unretrieved.forget(self._drop_late)
+
+    def _drop_late(self) -> None:
+        with contextlib.suppress(Exception):  # the mesh may have ended
+            self.drop()
