@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from monarch_nb._deferred import asyncio
 from monarch_nb.runtime.actors.actor import Coro
-from monarch_nb.runtime.future import Future, WouldBlockRuntime, check_not_driven, driving
+from monarch_nb.runtime.future import Future, WouldBlockRuntime, check_may_wait, driving
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,7 +76,7 @@ class BodyFuture(Future[R]):
     def _wait(self, timeout: float | None) -> bool:
         if self._done:
             return True
-        check_not_driven()
+        check_may_wait()
         body = self._take()
         if body is not None:
             self._drive(body, timeout)

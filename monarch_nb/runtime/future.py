@@ -10,7 +10,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 
 from monarch_nb._deferred import asyncio
 from monarch_nb.runtime import unretrieved, waiting
-from monarch_nb.transport import held_back
+from monarch_nb.transport import held_back, must_not_wait
 from monarch_nb.wire import ActorError, error_line
 
 logger = logging.getLogger(__name__)
@@ -32,11 +32,16 @@ class Driving(threading.local):
 driving = Driving()
 
 
-def check_not_driven() -> None:
-    """Raises WouldBlockRuntime on a thread that runs a body."""
+def check_may_wait() -> None:
+    """Raises WouldBlockRuntime on a thread that runs a body, or must not wait for messages now."""
     if driving.now:
         raise WouldBlockRuntime(
             "this .get() is inside a @returns_future body that another .get() runs on this thread: use `await` here"
+        )
+    if must_not_wait():
+        raise WouldBlockRuntime(
+            "this .get() is in a finalizer that has begun while a message is sent or received, and no answer could "
+            "arrive: call without .get() in __del__, or use `with` blocks"
         )
 
 
@@ -266,7 +271,8 @@ class Future(Generic[R]):
             for show in waiting.observers.no_wait:
                 show()
             return True
-        check_not_driven()
+        if timeout != 0:
+            check_may_wait()
         lock = self._lock
         entered = waiting.enter(self, timeout)
         self.watched += 1

@@ -64,6 +64,14 @@ _by_thread: "weakref.WeakValueDictionary[int, _Guard]" = weakref.WeakValueDictio
 _guards = _Guards()
 
 
+receivers: set[int] = set()  # threads that receive messages, by ident
+
+
+def must_not_wait() -> bool:
+    """Returns whether no answer could arrive while the calling thread waits: in a finalizer at a bad moment."""
+    return _guards.guard.inside or threading.get_ident() in receivers
+
+
 def inside() -> bool:
     """Returns whether the calling thread is in a section, perhaps in a finalizer or signal handler that cut into it."""
     return _guards.guard.inside
@@ -287,6 +295,7 @@ def _raise_calm() -> None:
 
 def _after_fork() -> None:
     _by_thread.clear()
+    receivers.clear()
     _noted.clear()
     _guards.renew()
 

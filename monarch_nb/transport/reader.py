@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from monarch_nb.transport.errors import descriptor_limit, is_descriptor_limit
-from monarch_nb.transport.interrupts import uninterrupted
+from monarch_nb.transport.interrupts import receivers, uninterrupted
 
 if TYPE_CHECKING:
     from monarch_nb.transport.streams import UnixStream
@@ -201,6 +201,7 @@ class Reader:
 
     def _run(self) -> None:
         self.ident = threading.get_ident()
+        receivers.add(self.ident)
         clock, bursts = time.monotonic, self.bursts
         active = clock()
         while not self._stopping:
@@ -222,6 +223,7 @@ class Reader:
             ready = self._selector.poll(timeout)
             self.deep = self._asleep = False
             self._handle(ready)
+        receivers.discard(self.ident)
 
     def _handle(self, ready: list[tuple[int, int]]) -> None:
         """Serves ready descriptors, runs the calls, and makes due ticks."""

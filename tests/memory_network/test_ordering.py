@@ -110,6 +110,9 @@ def test_a_finalizer_that_cuts_into_another_call_may_call(
     def finalize() -> None:
         calls.append(logs.note.call("last"))
         future.when_done(calls[0], lambda ended: None)
+        if place == "numbering":
+            with pytest.raises(future.WouldBlockRuntime, match="__del__"):
+                calls[0].get(20)
 
     owners = {"numbering": runtime.context().actor_instance, "_lock": runtime.ports, "_transitions": future}
     lock = CollectingLock(getattr(owners[place], place), [finalize])
