@@ -155,6 +155,12 @@ def test_rows_are_counted_among_the_indices_of_all_ranks(propagator: Propagator,
     assert plan.made[0].placements == (WHOLE if scaled else (Partial(),))
 
 
+def test_complex_numbers_are_not_multiplied_by_a_process_group(propagator: Propagator) -> None:
+    complex_rows, rows = (meta(6, placed=ROWS, dtype=dtype) for dtype in (torch.complex64, torch.float32))
+    plans = [propagator.plan(aten.prod.default, (values,))[0] for values in (complex_rows, rows)]
+    assert [plan.made[0].placements for plan in plans] == [WHOLE, (Partial("product"),)]
+
+
 def test_an_operation_without_a_rule_gathers_and_names_the_cost(propagator: Propagator) -> None:
     plan, _, _ = propagator.plan(aten.searchsorted.Tensor, (meta(6, placed=ROWS), meta(6)))
     assert plan.made == (meta(6, dtype=torch.int64),)
@@ -364,6 +370,8 @@ def test_kernels_that_refuse_empty_shards_get_whole_tensors() -> None:
         WHOLE,
     ]
     assert four.plan(aten.sum.default, (short,))[0].made[0].placements == (Partial(),)
+    single = Meta.of(four.layout, (5, 1), torch.float32, ROWS)
+    assert four.plan(aten.squeeze_copy.default, (single,))[0].made[0].placements == WHOLE  # the third has one row
     shapes = ((aten.native_dropout.default, (0.5, True)), (aten.pixel_unshuffle.default, (2,)))
     for func, options in shapes:  # whose kernels return nothing in another dtype, or shape
         images = [Meta.of(four.layout, (rows, 3, 4, 6), torch.float32, ROWS) for rows in (4, 5)]

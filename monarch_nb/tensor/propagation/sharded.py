@@ -59,6 +59,7 @@ _DISTRUSTED = frozenset(
         "as_strided",
         "convolution",
         "convolution_backward",
+        "squeeze_copy",
     }
 )
 
@@ -277,6 +278,8 @@ def _outputs(operation: Operation, sharding: OutputSharding, leaves: Sequence[Le
         placements = tuple(spec.placements)
         if any(p.is_partial("avg") for p in placements) and any(meta.is_uneven for meta in operation.metas):
             raise Unfit("means of shards that differ in size are not the mean of all")
+        if leaf[0].is_complex() and any(p.is_partial("product") for p in placements):
+            raise Unfit("process groups do not multiply complex numbers")
         if operation.random and any(p.is_partial() for p in placements):
             raise Unfit("random numbers of different ranks would be added")
         outputs.append(placements)
