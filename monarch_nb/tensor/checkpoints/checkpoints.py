@@ -23,7 +23,7 @@ from monarch_nb.mesh import ValueMesh
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.checkpoints import workers
 from monarch_nb.tensor.checkpoints.workers import State, all_of
-from monarch_nb.tensor.commands import RunFunction, TensorOf
+from monarch_nb.tensor.commands import RunFunction, TensorOf, mapped
 from monarch_nb.tensor.factories import make, refilling
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.mesh import Mesh
@@ -82,17 +82,6 @@ def _split(state: object, path: str = "") -> tuple[object, dict[str, MeshTensor]
         return value
 
     return replace(state, path), tensors
-
-
-def _restored_state(rest: object, tensor: Callable[[TensorPlaceholder], object]) -> object:
-    """Returns the state with `tensor(placeholder)` in place of each placeholder."""
-    if isinstance(rest, TensorPlaceholder):
-        return tensor(rest)
-    if isinstance(rest, dict):
-        return {key: _restored_state(item, tensor) for key, item in rest.items()}
-    if isinstance(rest, list | tuple) and not hasattr(rest, "_fields"):
-        return type(rest)(_restored_state(item, tensor) for item in rest)
-    return rest
 
 
 def _merge_into(target: dict[str, object], values: Mapping[str, object]) -> None:
@@ -220,7 +209,7 @@ class Checkpoints:
             raise CheckpointError(f"the checkpoint of step {number} in {self.folder} has no {', '.join(missing[:3])}")
         self._load(stream, tensors, number)
         stream.draws.seed, stream.draws.drawn = metadata["random"]
-        state = {name: _restored_state(part, lambda spec: tensors[spec.name]) for name, part in rest.items()}
+        state = mapped(rest, lambda leaf: tensors[leaf.name] if isinstance(leaf, TensorPlaceholder) else leaf)
         model, optimizer = state["model"], state.get("optimizer")
         assert isinstance(model, dict)
         if isinstance(self._state, torch.nn.Module):
@@ -334,10 +323,12 @@ def run_on_shards(
     stream = _stream(dict(tensors))
     if not written:
         stream.held.require_contents(tensor.reference.number for tensor in tensors.values())
-        return stream.run_everywhere(RunFunction(function, (_as_references(dict(tensors)), *args), {}))
+        return stream.run_everywhere(RunFunction(function, (mapped(dict(tensors), _as_reference), *args), {}))
     references = [tensor.reference for tensor in tensors.values()]
     with rewriting(references), refilling(stream, tuple(tensors.values())):
-        return stream.run_everywhere(RunFunction(function, (_as_references(dict(tensors)), *args), {}), references)
+        return stream.run_everywhere(
+            RunFunction(function, (mapped(dict(tensors), _as_reference), *args), {}), references
+        )
 
 
 def _stream(state: State) -> Stream:
@@ -353,18 +344,12 @@ def _stream(state: State) -> Stream:
 def _run(
     stream: Stream, state: State, function: Callable[..., T], *args: object, written: Iterable[MeshTensor] = ()
 ) -> T:
-    command = RunFunction(function, (_as_references(state), *args), {})
+    command = RunFunction(function, (mapped(state, _as_reference), *args), {})
     return stream.run_everywhere(command, [tensor.reference for tensor in written]).get(0)
 
 
-def _as_references(value: object) -> object:
-    if isinstance(value, MeshTensor):
-        return TensorOf(current(value), sharded=True)
-    if isinstance(value, dict):
-        return {key: _as_references(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_as_references, value))
-    return value
+def _as_reference(leaf: object) -> object:
+    return TensorOf(current(leaf), sharded=True) if isinstance(leaf, MeshTensor) else leaf
 
 
 def _copy_values(state: Any, loaded: Any) -> None:
@@ -435,8 +420,8 @@ def read_part(part: Sequence[slice], stored: Stored) -> torch.Tensor:
     if not count:
         return torch.empty(stored.shape, dtype=stored.dtype)[tuple(part)]
     with open(stored.file, "rb") as opened:
-        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-    tensor = torch.frombuffer(mapped, dtype=stored.dtype, count=count, offset=stored.begin)
+        memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+    tensor = torch.frombuffer(memory, dtype=stored.dtype, count=count, offset=stored.begin)
     return tensor.view(stored.shape)[tuple(part)].clone(memory_format=torch.contiguous_format)
 
 

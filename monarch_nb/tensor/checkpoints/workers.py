@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from monarch_nb.runtime import current_runtime
+from monarch_nb.tensor.commands import mapped
 from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.propagation import one_piece_each, placed_otherwise
 
@@ -40,17 +41,6 @@ def all_of(kind: type[T], value: object) -> Iterator[T]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from all_of(kind, item)
-
-
-def mapped(kind: type[T], function: Callable[[T], object], value: object) -> object:
-    """Returns a copy of the structure with `function(item)` for each item of a type."""
-    if isinstance(value, kind):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: mapped(kind, function, item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(mapped(kind, function, item) for item in value)
-    return value
 
 
 class Save:
@@ -111,7 +101,7 @@ def find(folder: str, step: int | None) -> tuple[int, bytes] | None:
 def load(state: dict[str, DTensor], folder: str, step: int) -> None:
     """Reads into existing tensors, whatever mesh and placements they were saved with."""
     group, _ = group_of(next(iter(state.values())).device_mesh)
-    with read_in_pieces(state) as pieces:
+    with _raising_cause(), read_in_pieces(state) as pieces:
         read_shards(pieces, checkpoint_id=path_of(folder, step), process_group=group)
 
 
@@ -129,13 +119,13 @@ def read_in_pieces(state: State) -> Iterator[State]:
     """Yields the state to read into, of tensors in pieces; then copies the values into these tensors."""
     pairs: list[tuple[DTensor, DTensor]] = []
 
-    def piecewise(tensor: DTensor) -> DTensor:
-        pieces = in_pieces(tensor)
-        if pieces is not tensor:
-            pairs.append((tensor, pieces))
+    def piecewise(leaf: object) -> object:
+        pieces = in_pieces(leaf) if isinstance(leaf, DTensor) else leaf
+        if isinstance(leaf, DTensor) and isinstance(pieces, DTensor) and pieces is not leaf:
+            pairs.append((leaf, pieces))
         return pieces
 
-    yield {name: mapped(DTensor, piecewise, value) for name, value in state.items()}
+    yield mapped(state, piecewise)
     for tensor, pieces in pairs:
         tensor._local_tensor.copy_(placed_otherwise(pieces, tensor.placements)._local_tensor)
 
@@ -212,28 +202,30 @@ def _sync(folder: Path) -> None:
 def write(state: State, path: str, aside: str) -> None:
     """Saves a state to `aside`, which is renamed to `path` when it is complete."""
     group, first = _group(state)
-    state = {name: mapped(DTensor, in_pieces, value) for name, value in state.items()}
+    state = mapped(state, lambda leaf: in_pieces(leaf) if isinstance(leaf, DTensor) else leaf)
     with _raising_cause():
         try:
             write_shards(state, checkpoint_id=aside, process_group=group)
+            if first:
+                before = f"{aside}.before"
+                if os.path.isdir(path):
+                    os.rename(path, before)
+                os.rename(aside, path)
+                shutil.rmtree(before, ignore_errors=True)
         except BaseException:
             if first:
                 shutil.rmtree(aside, ignore_errors=True)
             raise
-        if first:
-            before = f"{aside}.before"
-            if os.path.isdir(path):
-                os.rename(path, before)
-            os.rename(aside, path)
-            shutil.rmtree(before, ignore_errors=True)
 
 
 def read(state: State, path: str) -> object:
     """Loads shards in place. The first rank returns the other values, with None for shards."""
+    if not os.path.exists(os.path.join(path, ".metadata")):  # of which PyTorch writes a page for each rank
+        raise FileNotFoundError(f"there is no complete checkpoint in {path}: it has no file .metadata")
     group, first = _group(state)
     with _raising_cause(), read_in_pieces(state) as pieces:
         read_shards(pieces, checkpoint_id=path, process_group=group)
-        return _without_shards(pieces) if first else None
+        return mapped(pieces, _without_shards) if first else None
 
 
 @contextmanager
@@ -250,11 +242,5 @@ def _group(state: State) -> tuple[dist.ProcessGroup, bool]:
     return group_of(next(iter(all_of(DTensor, state))).device_mesh)
 
 
-def _without_shards(value: object) -> object:
-    if isinstance(value, DTensor):
-        return None
-    if isinstance(value, dict):
-        return {key: _without_shards(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_without_shards, value))
-    return value.cpu() if isinstance(value, torch.Tensor) else value
+def _without_shards(leaf: object) -> object:
+    return None if isinstance(leaf, DTensor) else leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf

@@ -406,6 +406,4 @@ def _value(value: Any, registers: list[object], scalars: Sequence[float]) -> obj
 
 def leaves(result: object) -> list[object]:
     """Returns the leaves of a result; None for values other than tensors."""
-    if isinstance(result, list | tuple):
-        return [leaf for item in result for leaf in leaves(item)]
-    return [result if isinstance(result, torch.Tensor) else None]
+    return [leaf if isinstance(leaf, torch.Tensor) else None for leaf in flat(result)]

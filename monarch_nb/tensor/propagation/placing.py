@@ -205,9 +205,8 @@ def whole(tensor: DTensor) -> torch.Tensor:
     """Returns the whole tensor, on each rank."""
     spec = tensor._spec
     everywhere = (Replicate(),) * len(spec.placements)
-    if spec.placements == everywhere:
-        return tensor._local_tensor
-    return _moved(tensor._local_tensor, spec, _with(spec, everywhere))
+    local = tensor._local_tensor
+    return local if spec.placements == everywhere else _moved(local, spec, _with(spec, everywhere))
 
 
 def one_piece_each(placements: Sequence[Placement]) -> tuple[Placement, ...]:
