@@ -41,6 +41,8 @@ def make(
     kwargs = {name: value for name, value in kwargs.items() if value is not None and name not in _IGNORED}
     with torch.utils._python_dispatch._disable_current_modes():
         result = operation(*args, **kwargs, device="meta")
+    if any(argument.name == "dtype" for argument in operation._schema.arguments):
+        kwargs["dtype"] = result.dtype  # the default one of ranks may differ
     name = str(operation)
     in_parts = name in _IN_PARTS
     meta = Meta.of(stream.layout, result.shape, result.dtype, placements)

@@ -189,6 +189,13 @@ class Planner:
         if body is not None:
             return self._substituted(operation, body)
         tree, leaves = operation.results(self._plain(operation))
+        default = torch.get_default_dtype()
+        if default != torch.float32 and _becomes_default(operation, leaves):  # on the ranks it may be another
+            draft = Draft(self._worlds[0], operation.metas)
+            write = Writer(operation, draft, self._drafted)
+            slots = [write(aten._to_copy.default, Slot(index), dtype=default) for index in range(len(operation.metas))]
+            args, kwargs = operation.filled(slots.__getitem__)
+            return tree, leaves, draft, [slot.register for slot in write.all(operation.func, *args, **kwargs)]
         return tree, leaves, *self._drafted_as(operation, leaves)
 
     def _substituted(self, operation: Operation, body: Body) -> tuple[object, list[Leaf], Draft, list[int | None]]:
@@ -339,6 +346,15 @@ class Planner:
                     user_line(),
                 )
         return result
+
+
+def _becomes_default(operation: Operation, leaves: Sequence[Leaf]) -> bool:
+    """Returns whether whole numbers become floats of the default dtype."""
+    kinds = (torch.get_default_dtype(), torch.get_default_dtype().to_complex())
+    if any(meta.dtype.is_floating_point or meta.dtype.is_complex for meta in operation.metas) or operation.writes:
+        return False
+    is_free = operation.argument("dtype") is None and bool(leaves)
+    return is_free and all(leaf is not None and leaf[0].dtype in kinds for leaf in leaves)
 
 
 def _refuse_parts(meta: Meta, placements: Placements) -> None:

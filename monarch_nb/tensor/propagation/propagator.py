@@ -65,7 +65,7 @@ class Propagator(Generic[L]):
 
         Raises the operation's errors on local tensors of these shapes, or a PropagationError with a remedy.
         """
-        key: list[object] = [func]
+        key: list[object] = [func, torch.get_default_dtype()]
         leaves: list[L] = []
         scalars: list[float] = []
         self._read(args, key, leaves, scalars, func)
