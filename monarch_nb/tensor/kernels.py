@@ -45,6 +45,11 @@ _FACTORIES = (
     aten.tril_indices.default,
     aten.triu_indices.default,
     aten.zeros.default,
+    *(
+        getattr(getattr(aten, f"{kind}_window"), form)
+        for kind in ("bartlett", "blackman", "hamming", "hann", "kaiser")
+        for form in ("default", "periodic")
+    ),
 )
 
 # PyTorch decomposes these for devices that have no kernel of their own; CPUs and GPUs have one.

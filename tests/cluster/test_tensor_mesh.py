@@ -57,6 +57,7 @@ def test_whole_numbers_become_floats_of_the_default_dtype(mesh: Mesh) -> None:
             torch.set_default_dtype(dtype)
             assert (t / 3).tolist() == (numbers / 3).tolist()
             assert [each.dtype for each in (mesh.zeros(2), t.logsumexp(0), t * 0.5)] == [dtype] * 3
+            assert torch.hann_window(5, device=mesh.device).tolist() == torch.hann_window(5).tolist()
     finally:
         torch.set_default_dtype(torch.float32)
 
