@@ -206,6 +206,11 @@ class MeshTensor(torch.Tensor):
             memo[id(self)] = copy
         return copy
 
+    def __copy__(self) -> Any:
+        copy = self.detach()
+        is_parameter, has_gradient = isinstance(self, torch.nn.Parameter), self.requires_grad
+        return torch.nn.Parameter(copy, has_gradient) if is_parameter else copy.requires_grad_(has_gradient)
+
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
             "a sharded tensor cannot be pickled: its values are in other processes. Save t.full_tensor(), or all of a "

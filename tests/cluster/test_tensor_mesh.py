@@ -38,6 +38,9 @@ def test_a_local_tensor_is_never_sent_without_a_word(mesh: Mesh) -> None:
     with pytest.raises(RuntimeError, match=r"local tensor of shape \(4, 4\).*monarch.distribute"):
         t + torch.ones(4, 4)
     assert (t * torch.tensor(2.0)).sum().item() == 32.0  # one of no dimension is a number
+    with torch.no_grad():
+        copy.copy(torch.nn.Parameter(t)).add_(1)  # in the same memory, as of any tensor
+    assert t.sum().item() == 32.0
 
 
 def test_functions_that_make_tensors_make_them_on_the_mesh(mesh: Mesh) -> None:

@@ -172,9 +172,6 @@ class RankTensor(MeshTensor):
 
     cuda = cpu
 
-    def __copy__(self) -> Any:
-        return self.detach().requires_grad_(self.requires_grad)
-
     def __reduce_ex__(self, protocol: object) -> Any:
         if COLLECTED.tensors is not None:
             return given_tensor, (COLLECTED.index_of(self),)
