@@ -124,12 +124,8 @@ def _tensors(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield path, value
         return
-    items: Iterable[tuple[object, object]] = ()
-    if isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, list | tuple):
-        items = enumerate(value)
-    for key, item in items:
+    listed = enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in value.items() if isinstance(value, Mapping) else listed:
         yield from _tensors(item, f"{path}.{key}" if path else str(key))
 
 

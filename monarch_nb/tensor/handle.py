@@ -1,12 +1,12 @@
 """Handles of sharded tensors: tensors on the controller that hold no values."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch.distributed.tensor import Replicate
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from monarch_nb._package import more
 from monarch_nb.mesh import ValueMesh
@@ -36,7 +36,7 @@ Args = tuple[Any, ...]  # of an ATen operation
 Kwargs = dict[str, Any]
 Own = Callable[[torch._ops.OpOverload, Args, Kwargs], object]
 
-_make = torch.Tensor._make_wrapper_subclass
+_wrap = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
 _DATA: Any = torch._C.TensorBase.data
 # Autograd creates a thread for each mesh at the first backward pass, and none for later meshes; operations on these
@@ -85,9 +85,7 @@ class MeshTensor(torch.Tensor):
         """Creates the handle; sends nothing. A handle of the ranks' own values is a `RankTensor`."""
         device = reference.stream.device
         kind = _OWN_KIND[0] if meta.is_own else cls
-        tensor = _make(kind, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
-        tensor.meta, tensor.reference = meta, reference
-        return tensor
+        return _make(kind, meta, reference, device)
 
     @property
     def placements(self) -> Placements:
@@ -225,6 +223,10 @@ class MeshTensor(torch.Tensor):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
+        if torch.is_inference_mode_enabled():
+            # Operations that PyTorch composes of others arrive whole in this mode, and views fail in it.
+            with torch.inference_mode(False), torch.no_grad():
+                return func(*args, **(kwargs or {}))
         implementation = OWN.get(func)
         if implementation is not None:
             return implementation(func, args, kwargs or {})
@@ -236,6 +238,16 @@ class MeshTensor(torch.Tensor):
     def _described(self) -> str:
         shape, placements = tuple(self.shape), self.meta.placements
         return f"MeshTensor({shape}, {self.dtype}, {placements}; full_tensor() gives its values)"
+
+
+def _make(kind: type[MeshTensor], meta: Meta, reference: Reference, device: torch.device) -> MeshTensor:
+    """Creates a handle; never an inference tensor, on which composed operations would arrive whole for ever."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return _make(kind, meta, reference, device)
+    tensor: MeshTensor = _wrap(kind, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
+    tensor.meta, tensor.reference = meta, reference
+    return tensor
 
 
 class _Redistributed(torch.autograd.function.FunctionCtx):
@@ -405,9 +417,7 @@ def run(
         reference = Reference(stream, next_number())
         entry = entries[reference.number] = LiveEntry(reference, on_end)
         entry.number, entry.meta, entry.call_site = reference.number, meta, site
-        tensor = _make(kind, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
-        tensor.meta, tensor.reference = meta, reference
-        outputs.append(tensor)
+        outputs.append(_make(kind, meta, reference, device))
         results.append(reference.number)
     if plan.views:
         record_views(plan, [tensor.reference for tensor in inputs], [tensor.reference for tensor in outputs])
@@ -465,19 +475,14 @@ def stream_of(args: tuple[object, ...], kwargs: dict[str, object] | None) -> Str
     for value in args:
         if type(value) is MeshTensor or type(value) is _OWN_KIND[0]:
             return value.reference.stream
-    tensor = _first_tensor((*args, *(kwargs or {}).values()))
+    tensor = _first_tensor((args, kwargs))
     if tensor is None:
         raise TypeError("no sharded tensor among the arguments")
     return tensor.reference.stream
 
 
-def _first_tensor(values: Iterable[object]) -> MeshTensor | None:
-    for value in values:
-        if isinstance(value, MeshTensor):
-            return value
-        if isinstance(value, (list, tuple)) and (tensor := _first_tensor(value)) is not None:
-            return tensor
-    return None
+def _first_tensor(values: object) -> MeshTensor | None:
+    return next((leaf for leaf in tree_leaves(values) if isinstance(leaf, MeshTensor)), None)
 
 
 def _with_numbers_uploaded(
@@ -491,11 +496,9 @@ def _with_numbers_uploaded(
 
     def replace(value: object) -> object:
         nonlocal has_numbers
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(replace, value))
         if isinstance(value, MeshTensor) or not isinstance(value, torch.Tensor):
             return value
-        first = _first_tensor((*args, *kwargs.values()))
+        first = _first_tensor((args, kwargs))
         if value.dim() and first is not None and first.meta.is_own:
             raise RankTensorError(
                 "LOCAL_TENSOR",
@@ -512,9 +515,8 @@ def _with_numbers_uploaded(
         has_numbers = True
         return upload(stream, value, replicated(stream.layout))
 
-    replaced_args = tuple(map(replace, args))
-    replaced_kwargs = {name: replace(value) for name, value in kwargs.items()}
-    return (replaced_args, replaced_kwargs) if has_numbers else None
+    replaced = tree_map(replace, (args, kwargs))
+    return replaced if has_numbers else None
 
 
 def _position_of(operand: object, args: tuple[object, ...], kwargs: dict[str, object]) -> str:

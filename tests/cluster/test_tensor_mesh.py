@@ -38,8 +38,7 @@ def test_a_local_tensor_is_never_sent_without_a_word(mesh: Mesh) -> None:
     with pytest.raises(RuntimeError, match=r"local tensor of shape \(4, 4\).*monarch.distribute"):
         t + torch.ones(4, 4)
     assert (t * torch.tensor(2.0)).sum().item() == 32.0  # one of no dimension is a number
-    with torch.no_grad():
-        copy.copy(torch.nn.Parameter(t)).add_(1)  # in the same memory, as of any tensor
+    copy.copy(torch.nn.Parameter(t, requires_grad=False)).add_(1)  # in the same memory, as of any tensor
     assert t.sum().item() == 32.0
 
 
@@ -53,8 +52,7 @@ def test_functions_that_make_tensors_make_them_on_the_mesh(mesh: Mesh) -> None:
 
 
 def test_whole_numbers_become_floats_of_the_default_dtype(mesh: Mesh) -> None:
-    numbers = torch.arange(5)
-    t = rows(mesh, numbers)
+    t = rows(mesh, numbers := torch.arange(5))
     try:
         for dtype in (torch.float32, torch.float64):
             torch.set_default_dtype(dtype)
@@ -65,6 +63,16 @@ def test_whole_numbers_become_floats_of_the_default_dtype(mesh: Mesh) -> None:
         torch.set_default_dtype(torch.float32)
 
 
+def test_inference_mode_is_as_good_as_no_grad(mesh: Mesh) -> None:
+    t = rows(mesh, torch.arange(8.0).view(4, 2))
+    with torch.inference_mode():
+        made = torch.ones(2, device=mesh.device)
+        assert (t[:, 1].tolist(), t.view(2, 4).sum().item()) == ([1, 3, 5, 7], 28)
+        product = torch.nn.functional.linear(t, t[:1])
+    assert product.placements == (Shard(0),)  # type: ignore[attr-defined]
+    assert (made.add_(1).sum().item(), product.requires_grad_().sum().item()) == (4, 16)
+
+
 def test_random_numbers_follow_from_the_seed_and_differ_between_shards(mesh: Mesh) -> None:
     torch.manual_seed(3)
     first = mesh.randn(6, 2, sharding_spec=["data", None]).full_tensor()
@@ -73,11 +81,6 @@ def test_random_numbers_follow_from_the_seed_and_differ_between_shards(mesh: Mes
     assert not torch.equal(first[:3], first[3:])
     replicas = mesh.randn(4).local_shards().values()
     assert torch.equal(*replicas)
-
-
-def test_a_function_runs_on_every_shard(mesh: Mesh) -> None:
-    t = rows(mesh, torch.arange(6.0).view(6, 1))
-    assert mesh.execute(lambda shard, by: float(shard.sum() * by), t, 2).values() == [6.0, 24.0]
 
 
 def test_worker_failures_name_the_line_and_the_mesh_survives(mesh: Mesh) -> None:

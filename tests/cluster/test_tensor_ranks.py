@@ -283,6 +283,8 @@ def test_copies_are_made_on_the_ranks_and_nothing_is_pickled(rank: monarch_nb.Te
 def test_shapes_are_checked_when_operations_are_issued(procs: ProcMesh) -> None:
     with procs.activate():
         a, b = torch.ones(2, 3), torch.ones(2, 3)
+        with torch.inference_mode():
+            assert a[1:].mean().item() == torch.ones(3).mean().item() == 1
     with pytest.raises(RuntimeError, match="reduction dim"):
         a @ b
     with pytest.raises(RuntimeError, match="depends on values"):

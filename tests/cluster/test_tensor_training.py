@@ -326,8 +326,7 @@ def test_state_saved_by_ranks_loads_on_a_mesh_of_another_shape(mesh: Mesh, text:
         load({"model": model.state_dict(), "more": model.norm.weight}, tmp_path / "saved")
     with pytest.raises(TensorError, match=r"there is no complete checkpoint in .*nothing"):
         load({"model": model.state_dict()}, tmp_path / "nothing")
-    file = tmp_path / "file"
-    file.touch()
+    (file := tmp_path / "file").touch()
     with pytest.raises(TensorError, match="NotADirectoryError"):
         save({"model": model.state_dict()}, file)
     assert sorted(tmp_path.iterdir()) == [file, tmp_path / "saved"]

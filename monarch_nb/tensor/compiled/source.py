@@ -25,6 +25,7 @@ from monarch_nb.tensor.propagation import (
     Slot,
     Write,
     grouped_steps,
+    has_slot,
     overload,
     split_exchanges,
 )
@@ -195,7 +196,7 @@ class _Writer:
                 return self._as_sharded(name) if sharded else self._as_shard(name)
             if isinstance(value, Scalar):
                 return repr(numbers[value.index]) if _is_plain(numbers[value.index]) else self._number(value, numbers)
-            if isinstance(value, list | tuple) and _has_slot(value):
+            if isinstance(value, list | tuple) and has_slot(value):
                 return f"[{', '.join(written(item, sharded) for item in value)}]"
             return self._value(value)
 
@@ -478,7 +479,3 @@ def _return_kind(operation: str) -> str:
 
 def _is_plain(number: float) -> bool:
     return number == number and number not in (float("inf"), float("-inf"))
-
-
-def _has_slot(value: object) -> bool:
-    return isinstance(value, Slot | Scalar) or (isinstance(value, list | tuple) and any(map(_has_slot, value)))

@@ -16,7 +16,7 @@ from monarch_nb.tensor.propagation.plan import (
     user_line,
 )
 
-from .execute import Redistributor, Runner, grouped_steps, leaves, overload, split_exchanges
+from .execute import Redistributor, Runner, grouped_steps, has_slot, leaves, overload, split_exchanges
 from .meta import OWN_VALUE, MeshLayout, Meta, OwnValue, Placements, carrier, dtensor, own_values, replicated, spec_of
 from .placing import (
     GATHER,
@@ -83,6 +83,7 @@ __all__ = [
     "exchanging",
     "finisher",
     "grouped_steps",
+    "has_slot",
     "laid_out",
     "leaves",
     "mover",

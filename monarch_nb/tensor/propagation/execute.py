@@ -110,7 +110,7 @@ def _matched(planned: object, actual: object, registers: Sequence[object]) -> ob
             raise _MismatchError
         matched = [_matched(items[i] if i < len(items) else None, value, registers) for i, value in enumerate(actual)]
         return tuple(matched) if isinstance(actual, tuple) else matched
-    if _has_slot(planned):
+    if has_slot(planned):
         raise _MismatchError
     return actual
 
@@ -290,7 +290,7 @@ class _FunctionWriter:
             return f"r{value.register}{part}"
         if isinstance(value, Scalar):
             return f"s[{value.index}]"
-        if isinstance(value, list | tuple) and any(map(_has_slot, value)):
+        if isinstance(value, list | tuple) and has_slot(value):
             return f"[{', '.join(self._written(item, part) for item in value)}]"
         return self._constant(value)
 
@@ -389,8 +389,9 @@ def _relaid(value: DTensor) -> DTensor:
     return dtensor(laid_out(value._local_tensor, spec.tensor_meta.stride), spec, requires_grad=False)
 
 
-def _has_slot(value: object) -> bool:
-    return isinstance(value, Slot | Scalar) or (isinstance(value, list | tuple) and any(map(_has_slot, value)))
+def has_slot(value: object) -> bool:
+    """Returns whether an argument has a placeholder."""
+    return any(isinstance(leaf, Slot | Scalar) for leaf in flat(value))
 
 
 def _value(value: Any, registers: list[object], scalars: Sequence[float]) -> object:

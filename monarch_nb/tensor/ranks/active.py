@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from monarch_nb.tensor.factories import make
-from monarch_nb.tensor.handle import OWN, MeshTensor, issue, upload
+from monarch_nb.tensor.handle import MeshTensor, upload
 from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.tensor.propagation import own_values
 from monarch_nb.tensor.propagation.execute import DispatchMode
@@ -48,8 +48,10 @@ class ActiveMode(DispatchMode):
         if types:
             for kind in types:
                 if issubclass(kind, MeshTensor):
-                    own = OWN.get(func)
-                    return own(func, args, kwargs or {}) if own is not None else issue(func, args, kwargs)
+                    if torch.is_inference_mode_enabled():
+                        with torch.inference_mode(False), torch.no_grad(), self:  # as in MeshTensor
+                            return func(*args, **(kwargs or {}))
+                    return MeshTensor.__torch_dispatch__(func, types, args, kwargs)
         mesh = active_mesh()
         if mesh is not None:
             if func is aten.lift_fresh.default:
