@@ -232,6 +232,11 @@ class MeshTensor(torch.Tensor):
             return implementation(func, args, kwargs or {})
         return issue(func, args, kwargs)
 
+    def __format__(self, format_spec: str) -> str:
+        return (
+            format(self.item(), format_spec) if format_spec and not self.dim() else object.__format__(self, format_spec)
+        )
+
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return self._described()
 
