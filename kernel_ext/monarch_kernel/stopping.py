@@ -195,10 +195,10 @@ class _Awaits:
             if not call.future.done():
                 late = self._presses == 2
                 self.fates[id(call.future)] = call.offers() if late else call.goes_on()
-        if self._handler is not signal.default_int_handler:
-            for sleeper in tuple(self._waiting):
-                sleeper.cancel()
-        self._handler(signal.SIGINT, None)
+        for sleeper in tuple(self._waiting):
+            sleeper.cancel()
+        if self._handler is not signal.default_int_handler:  # a terminal's, which would end the loop and not the cell
+            self._handler(signal.SIGINT, None)
 
 
 class _News(Enum):

@@ -1,13 +1,16 @@
 """Ctrl-C in a waiting cell: once ends the cell, twice reaches the ranks, for all ways of waiting."""
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 
 import pytest
 
-from tests.notebook.notebook import Cell, Notebook
+from tests.notebook.notebook import PYTHON, Cell, Notebook
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -236,3 +239,19 @@ def test_cells_wait_two_seconds_where_idle_kernels_take_no_press(nb: Notebook, w
     nb.interrupt()
     assert nb.finish(request).traceback == "KeyboardInterrupt: interrupted a.work() on a gpus=0-3"
     nb.run("Front.idle_handler = kept").ok()
+
+
+def test_an_await_in_a_terminal_ends_as_in_a_notebook(tmp_path: Path) -> None:
+    ask = [PYTHON, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"]
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    with Popen(ask, env=env, stdin=PIPE, stdout=PIPE, stderr=STDOUT, text=True, bufsize=1) as terminal:
+        assert terminal.stdin and terminal.stdout
+        terminal.stdin.write("%load_ext monarch\n%mesh w gpus=1\nfrom monarch.actor import run_on\n")
+        busy = "import time; print('beg' + 'un', flush=True)\\nwhile True: time.sleep(0.02)"
+        terminal.stdin.write(f'await run_on(w, "{busy}")\n')
+        next(line for line in terminal.stdout if "begun" in line)
+        terminal.send_signal(signal.SIGINT)
+        ends = next(line for line in terminal.stdout if "KeyboardInterrupt" in line)
+        assert "stopped waiting; w.cell() has not answered yet" in ends
+        terminal.stdin.write("%interrupt w\nexit\n")
+        assert "interrupted the cell on w gpus=0" in terminal.stdout.read()
