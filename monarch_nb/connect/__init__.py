@@ -83,15 +83,7 @@ __getattr__ = lazy_names(
         "hosts": ("AttachError", "accept_hosts", "attach_hosts"),
         "mesh_detach": ("DetachError", "Detacher"),
         "mesh_attach": ("AttachedMesh", "attach_mesh", "end_mesh", "detached_meshes"),
-        "downtime": (
-            "DowntimeReport",
-            "Result",
-            "ResultLostError",
-            "Results",
-            "findings_report",
-            "listing",
-            "results",
-        ),
+        "downtime": ("DowntimeReport", "Result", "ResultLostError", "Results", "findings_report", "listing", "results"),
         "own_hosts": (
             "ensure_host",
             "give_up_hosts",

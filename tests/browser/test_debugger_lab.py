@@ -112,9 +112,7 @@ def test_without_a_prompt_the_list_of_stopped_ranks_has_buttons(notebook: Lab) -
     assert notebook.errors == []
 
 
-def test_the_panel_groups_four_ranks_at_two_lines_and_continues_them(
-    notebook: Lab,
-) -> None:
+def test_the_panel_groups_four_ranks_at_two_lines_and_continues_them(notebook: Lab) -> None:
     panel_built()
     output = notebook.start(ALL_STOPPED.format("check"))
     answer(output, "diff loss")

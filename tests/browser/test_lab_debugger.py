@@ -90,9 +90,7 @@ def command(notebook: Lab, name: str) -> None:
     notebook.shown.evaluate("name => void window.jupyterapp.commands.execute(`debugger:${name}`)", name)
 
 
-def test_a_gutter_breakpoint_stops_actors_until_the_bug_button_is_off(
-    notebook: Lab,
-) -> None:
+def test_a_gutter_breakpoint_stops_actors_until_the_bug_button_is_off(notebook: Lab) -> None:
     shown = notebook.shown
     bug(notebook)
     click_gutter(notebook, "loss = x + rank / 2")

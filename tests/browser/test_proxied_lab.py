@@ -82,9 +82,7 @@ def spawn_spare(notebook: Lab) -> tuple[Any, list[int]]:
     return display, pids
 
 
-def test_views_and_buttons_work_after_a_minute_without_a_connection(
-    proxied: tuple[Lab, FrameProxy],
-) -> None:
+def test_views_and_buttons_work_after_a_minute_without_a_connection(proxied: tuple[Lab, FrameProxy]) -> None:
     notebook, proxy = proxied
     shown = notebook.shown
     display, pids = spawn_spare(notebook)

@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_nb import config
-from monarch_nb.actor import (
-    Actor,
-    Channel,
-    MeshFailure,
-    Port,
-    SupervisionError,
-    endpoint,
-    this_host,
-    this_proc,
-)
+from monarch_nb.actor import Actor, Channel, MeshFailure, Port, SupervisionError, endpoint, this_host, this_proc
 from monarch_nb.exceptions import MessageTooLargeError
 from tests.cluster.actor_tools import Faults
 from tests.cluster.fault_tools import spawned

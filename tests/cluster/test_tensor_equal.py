@@ -13,13 +13,7 @@ from torch.distributed.tensor.placement_types import Placement
 import monarch_nb
 from monarch_nb.config import configured
 from monarch_nb.distributed import GatherWarning, Mesh
-from monarch_nb.tensor.propagation import (
-    DataDependentShapeError,
-    NoRuleError,
-    PropagationError,
-    ViewWriteError,
-    rules,
-)
+from monarch_nb.tensor.propagation import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, rules
 from tests.cluster.actor_tools import spawned
 
 pytestmark = [

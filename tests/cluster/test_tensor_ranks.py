@@ -262,8 +262,7 @@ def test_each_fetch_that_depends_on_a_failure_raises_it(rank: monarch_nb.Tensor)
     for tree in (wrong, after, [fine, after], target):
         for gpu in range(2):  # first all ranks are right
             with pytest.raises(
-                TensorError,
-                match=r"index_select.default failed on rank 1 of ranks: (?s:.)*test_tensor_ranks",
+                TensorError, match=r"index_select.default failed on rank 1 of ranks: (?s:.)*test_tensor_ranks"
             ):
                 monarch_nb.inspect(tree, gpus=gpu)
     assert both(fine) == [1, 2]
@@ -705,9 +704,7 @@ def test_a_lost_rank_loses_its_values_and_a_healed_mesh_works(monkeypatch: pytes
         assert both(procs.rank_tensor("gpus").reduce("gpus")) == [1, 1]
 
 
-def test_generators_of_ranks_survive_heals_and_seeds_of_lost_meshes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_generators_of_ranks_survive_heals_and_seeds_of_lost_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
     for procs in spawned(2, "drawing"):
         for _ in range(2):

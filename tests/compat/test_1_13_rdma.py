@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from monarch.actor import Actor, ProcMesh, endpoint, this_host
-from monarch.rdma import (
-    RDMAAction,
-    RDMABuffer,
-)
+from monarch.rdma import RDMAAction, RDMABuffer
 
 pytestmark = pytest.mark.timeout(60)
 

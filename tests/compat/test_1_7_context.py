@@ -4,12 +4,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import (
-    Actor,
-    ProcMesh,
-    context,
-    endpoint,
-)
+from monarch.actor import Actor, ProcMesh, context, endpoint
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 

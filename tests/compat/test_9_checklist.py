@@ -13,14 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import (
-    Actor,
-    Channel,
-    Port,
-    context,
-    endpoint,
-    this_host,
-)
+from monarch.actor import Actor, Channel, Port, context, endpoint, this_host
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 

@@ -58,9 +58,7 @@ class _Layers(nn.Module):
 
 
 def _train(
-    place: Callable[[nn.Module], nn.Module],
-    put: Callable[[torch.Tensor], torch.Tensor],
-    make: Callable[[], nn.Module],
+    place: Callable[[nn.Module], nn.Module], put: Callable[[torch.Tensor], torch.Tensor], make: Callable[[], nn.Module]
 ) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = place(make())

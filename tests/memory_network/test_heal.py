@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import (
-    Actor,
-    ProcMesh,
-    SupervisionError,
-    context,
-    current_rank,
-    endpoint,
-    heal_mesh,
-    this_proc,
-)
+from monarch_nb.actor import Actor, ProcMesh, SupervisionError, context, current_rank, endpoint, heal_mesh, this_proc
 from monarch_nb.runtime import current_runtime
 from monarch_nb.supervision import Driver
 from tests.cluster.actor_tools import Faults

@@ -31,8 +31,9 @@ def nb(kernel: Debugged) -> Iterator[Debugged]:
 
 
 def test_eight_stopped_ranks_are_listed_focused_stepped_and_resumed(nb: Debugged) -> None:
-    talk = nb.talk(ALL_STOPPED, "p loss", "n", "focus 3", "p loss", "focus all", "p x", "c")
+    talk = nb.talk(ALL_STOPPED, "p loss", "n", "focus 3", "p loss", "@gpus=0:2 p rank * 2", "focus all", "p x", "c")
     assert talk.cell.error is None
+    assert "0  gpus=0\n2  gpus=1" in talk.text
     assert "8 of 8  at Cell In[3]:17 in Trainer.step  trainers gpus=0-7  breakpoint()" in talk.before[0]
     assert "→ 17          breakpoint()" in talk.before[0]
     assert talk.prompts[0] == "mdb trainers[gpus=0-7]> "

@@ -245,7 +245,8 @@ def test_an_await_in_a_terminal_ends_as_in_a_notebook(tmp_path: Path) -> None:
     ask = [PYTHON, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"]
     env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
     with Popen(ask, env=env, stdin=PIPE, stdout=PIPE, stderr=STDOUT, text=True, bufsize=1) as terminal:
-        assert terminal.stdin and terminal.stdout
+        assert terminal.stdin
+        assert terminal.stdout
         terminal.stdin.write("%load_ext monarch\n%mesh w gpus=1\nfrom monarch.actor import run_on\n")
         busy = "import time; print('beg' + 'un', flush=True)\\nwhile True: time.sleep(0.02)"
         terminal.stdin.write(f'await run_on(w, "{busy}")\n')

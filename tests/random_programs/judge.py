@@ -136,9 +136,7 @@ class _Run:
             raise
         except Exception as error:
             return Outcome(
-                WRONG,
-                f"{type(error).__name__}: {grouped(str(error))}",
-                f"{self.site}: {type(error).__name__}: {error}",
+                WRONG, f"{type(error).__name__}: {grouped(str(error))}", f"{self.site}: {type(error).__name__}: {error}"
             )
         finally:
             linecache.cache.pop(self._file, None)

@@ -1,6 +1,5 @@
 """The prompt of a call that waits: actors on threads of this process, a terminal that types the lines of a test."""
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -140,20 +139,6 @@ def stopped(t: Any, ranks: int = RANKS, x: float = 2) -> Any:
     return future
 
 
-def test_ranks_are_listed_focused_stepped_asked_and_let_go(t: Any, terminal: Terminal) -> None:
-    terminal.lines = ["ranks", "p loss", "n", "focus 3", "p loss", "n", "@gpus=0:2 p rank * 2", "focus all", "p x", "c"]
-    assert list(stopped(t).get(SECONDS).values()) == [0, 1, 2, 3]
-    assert f"4 of 4  at test_debug_prompt.py:{STOP} in Trainer.step  trainers gpus=0-3  breakpoint()" in terminal.text
-    assert terminal.prompts[0] == "mdb trainers[gpus=0-3]> "
-    assert terminal.prompts[4] == "mdb trainers[gpus=3]> "
-    assert "nan   gpus=3" in terminal.text
-    assert f"gpus=0-3  test_debug_prompt.py:{STOP + 1} in Trainer.step  → self.steps += 1" in terminal.text
-    assert f"test_debug_prompt.py:{STOP + 2} in Trainer.step  → total = loss * x" in terminal.text
-    assert "0  gpus=0\n2  gpus=1" in terminal.text
-    assert "2  (all 4)" in terminal.text
-    assert terminal.text.endswith("trainers gpus=0-3 go on\n")
-
-
 def test_differences_and_charts_over_the_ranks_and_one_tree_of_stacks(t: Any, terminal: Terminal) -> None:
     terminal.lines = ["diff loss", "watch loss", "display rank", "where", "n", "unwatch", "undisplay", "locals x", "c"]
     stopped(t).get(SECONDS)
@@ -270,19 +255,6 @@ def test_a_stop_that_the_call_does_not_need_is_asked_about(t: Any, terminal: Ter
     assert t.slice(gpus=1).hold.call_one().get(SECONDS)
     assert "■ 1 rank stopped" in terminal.text
     assert not debug.sessions()
-
-
-def test_a_wait_by_await_asks_as_one_that_blocks(t: Any, terminal: Terminal) -> None:
-    terminal.lines = ["p rank", "n", "c"]
-    future = t.only.call([1, 2])
-    debug.wait(2, timeout=SECONDS)
-
-    async def wait() -> Any:
-        return await future
-
-    assert list(asyncio.run(wait()).values()) == [0, 1, 2, 3]
-    assert "1  gpus=1\n2  gpus=2" in terminal.text
-    assert "2 of 4  at" in terminal.text
 
 
 def test_without_anybody_to_ask_the_call_raises_and_stays_valid(t: Any, terminal: Terminal) -> None:

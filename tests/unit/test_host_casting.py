@@ -255,11 +255,7 @@ def test_a_cast_that_was_declared_lost_is_not_carried_out(caster: Caster, wire: 
 
 @pytest.mark.parametrize(
     ("state", "text"),
-    [
-        (CastState(False), "it has not run"),
-        (CastState(True), "it has run"),
-        (CastState(True, (1,)), ""),
-    ],
+    [(CastState(False), "it has not run"), (CastState(True), "it has run"), (CastState(True, (1,)), "")],
 )
 def test_replies_that_a_relay_took_along_are_lost(wire: Wire, state: CastState, text: str) -> None:
     sender = AgentSender(wire, HEAD)

@@ -157,10 +157,7 @@ def test_clocks_of_other_machines_are_corrected() -> None:
     ("rank_times", "cause"),
     [
         (rank(SLOW, late=[6.0], queued=0.9), "waiting for a free processor takes 30 % of the time, elsewhere 0 %"),
-        (
-            rank(SLOW, late=[6.0], throttled=0.9),
-            "the limit of its container takes 30 % of the time, elsewhere 0 %",
-        ),
+        (rank(SLOW, late=[6.0], throttled=0.9), "the limit of its container takes 30 % of the time, elsewhere 0 %"),
     ],
 )
 def test_a_reason_outside_of_the_program_is_named(rank_times: RankTimes, cause: str) -> None:

@@ -176,7 +176,7 @@ class View:
             try:
                 self._ends[key] = view.feed(Watch(runtime, self._send, message, self._requests.name))
             except Exception:  # of a mesh that has gone, perhaps: other topics, and signs of life, do not depend on it
-                logger.debug("%s cannot be watched", topic, exc_info=True)
+                logger.warning("%s cannot be watched", topic, exc_info=True)
 
     def _watch_cluster(self, runtime: Runtime, names: object) -> None:
         sections = frozenset(map(str, names)) if isinstance(names, list) else None
