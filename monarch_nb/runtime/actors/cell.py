@@ -380,7 +380,7 @@ class ActorCell:
         status = Status.VALUE
         frames: Sequence[OutFrame]
         try:
-            frames: Sequence[OutFrame] = encode(result, self.process, gpu=self.process.node.shares_gpu(header.src))
+            frames = encode(result, self.process, gpu=self.process.node.shares_gpu(header.src))
             self.process.check_size(header.src, frames)
         except Exception as error:
             failure = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")
