@@ -5,18 +5,30 @@ It goes directly to a few local ranks, and along a tree of agents to many.
 
 import functools
 import inspect
+import sys
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from monarch_nb.routing import plan_cast
-from monarch_nb.runtime import FILL_AGAIN_S, ActorState, AnyEndpoint, Context, PendingCall, Runtime, current_runtime
+from monarch_nb.runtime import (
+    FILL_AGAIN_S,
+    ActorState,
+    AnyEndpoint,
+    Context,
+    Instance,
+    PendingCall,
+    Runtime,
+    current_runtime,
+)
 from monarch_nb.runtime.recorder import traceparent
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.transport import DescriptorLimitError, inside, uninterrupted
+from monarch_nb.transport import DescriptorLimitError, uninterrupted
 from monarch_nb.wire import Flags, Header, Kind, OutFrame, Run, check_size, encode, pickle_failure, text_of
 from monarch_nb.wire.header import SKIP
 
@@ -209,9 +221,16 @@ def send_region(
         header.extent = None
         runs = [msgspec.structs.replace(run, index=index) for run in runs]
     numbered: list[list[Run]] = []
+    instance, outer = context.actor_instance, _sending.instance
+    if outer is instance:
+        if _cuts_into_another():
+            ordered = False
+        else:  # an interrupt has left the mark behind
+            outer = None
     try:
         if ordered:
-            uninterrupted(_number, context, actor, runs, numbered, not inside())
+            _sending.instance = instance
+            uninterrupted(_number, instance, actor, runs, numbered)
             runs = numbered[0]
         _send(runtime, actor, region, header, runs, parcel, pending)
         if pending is not None and header.dst and not is_local:
@@ -220,6 +239,28 @@ def send_region(
         if numbered:
             uninterrupted(_skip, runtime, actor, region, header, numbered[0])
         raise
+    finally:
+        _sending.instance = outer
+
+
+class _Sending(threading.local):
+    """The sender of the message that the thread has numbered and not yet sent to all ranks."""
+
+    instance: Instance | None = None
+
+
+_sending = _Sending()
+
+
+def _cuts_into_another() -> bool:
+    """Returns whether a signal's handler or a finalizer sends in the middle of another message of its thread.
+
+    It must not be numbered: it would have to be received after the other, and its sender may wait for the answer.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not send_region.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def send_each(
@@ -243,16 +284,9 @@ def send_each(
         raise
 
 
-def _number(context: Context, actor: ActorState, runs: Sequence[Run], numbered: list[list[Run]], waits: bool) -> None:
-    """Numbers a message; one of a finalizer that cuts into the numbering of another (not `waits`) stays unordered."""
-    instance = context.actor_instance
-    if not instance.numbering.acquire(blocking=waits):
-        numbered.append(list(runs))
-        return
-    try:
+def _number(instance: Instance, actor: ActorState, runs: Sequence[Run], numbered: list[list[Run]]) -> None:
+    with instance.numbering:
         numbered.append(instance.outbox.number(actor.uid, runs))
-    finally:
-        instance.numbering.release()
 
 
 def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, runs: Sequence[Run]) -> None:

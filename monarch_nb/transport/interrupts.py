@@ -1,9 +1,12 @@
-"""Keeps Ctrl-C, and exceptions thrown into threads, out of short sections that must run whole.
+"""Keeps signals' handlers, and exceptions thrown into threads, out of short sections that must run whole.
 
 A KeyboardInterrupt may be raised between any two bytecodes of the main thread, hence between two parts of one message.
 While a section runs there, SIGINT's handler is ours and only records the signal; on leaving, the previous handler
 (whoever installed it, whenever) is restored and called once. Swapping costs 0.5 µs; masking the signal would
 not help, since the kernel delivers it to any other thread and Python still runs the handler in the main one.
+
+A program's handlers of other signals may raise as well, as those of time limits do, or call actors and wait, as those
+that save a state before a preemption do. They are wrapped when a section first finds them, and the wrapper delays them.
 """
 
 import _thread
@@ -30,12 +33,40 @@ _swap = _signal.signal
 _current = _signal.getsignal
 _main = threading.main_thread()
 _noted: list[FrameType | None] = []
+_NAMES = ("SIGALRM", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
+_OTHERS: tuple[int, ...] = tuple(getattr(_signal, name) for name in _NAMES if hasattr(_signal, name))
+_handlers: tuple[object, ...] = ()  # of the other signals, when they were last wrapped
+_delayed: list[tuple[Callable[[int, FrameType | None], object], int, FrameType | None]] = []
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
 def _note(signum: int, frame: FrameType | None) -> None:
     _noted.append(frame)
+
+
+class _BetweenSections:
+    """A program's handler of a signal, which runs after the section that the signal cuts into."""
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
+        self.handler = handler
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if _current(_SIGINT) is _note:
+            _delayed.append((self.handler, signum, frame))
+        else:
+            self.handler(signum, frame)
+
+
+def _wrap_handlers() -> None:
+    global _handlers
+    for number in _OTHERS:
+        handler = _current(number)
+        if callable(handler) and type(handler) is not _BetweenSections:
+            _swap(number, _BetweenSections(handler))
+    _handlers = tuple(map(_current, _OTHERS))
 
 
 class _Guard:
@@ -87,8 +118,12 @@ def uninterrupted(function: Callable[..., T], *args: object) -> T:
 
 
 def _noting(run: Callable[..., T], guard: _Guard, function: Callable[..., object], args: tuple[object, ...]) -> T:
-    """Calls the function; SIGINT is only recorded if its handler is Python's, which is called once afterwards."""
-    handler = _current(_SIGINT) if guard.main else None
+    """Calls the function; signals are only recorded if SIGINT's handler is Python's. It is called once afterwards."""
+    handler = None
+    if guard.main:
+        if tuple(map(_current, _OTHERS)) != _handlers:
+            _wrap_handlers()
+        handler = _current(_SIGINT)
     if not callable(handler):  # ignored, deadly, or not Python's: nothing of it runs between bytecodes
         return run(guard, function, *args)
     try:
@@ -96,6 +131,16 @@ def _noting(run: Callable[..., T], guard: _Guard, function: Callable[..., object
         return run(guard, function, *args)
     finally:
         _swap(_SIGINT, handler)  # runs pending handlers first: the last chance for _note
+        if (_noted or _delayed) and handler is not _note:
+            _call_handlers(handler)
+
+
+def _call_handlers(handler: Callable[[int, FrameType | None], object]) -> None:
+    try:
+        while _delayed:
+            delayed, number, frame = _delayed.pop(0)
+            delayed(number, frame)
+    finally:
         if _noted:
             frame = _noted.pop()
             _noted.clear()
@@ -297,6 +342,7 @@ def _after_fork() -> None:
     _by_thread.clear()
     receivers.clear()
     _noted.clear()
+    _delayed.clear()
     _guards.renew()
 
 

@@ -120,3 +120,20 @@ def test_a_finalizer_that_cuts_into_another_call_may_call(
     logs.note.call("first").get(20)
     calls[0].get(20)
     assert all(sorted(notes) == ["first", "last"] for notes in logs.take.call().get(20).values())
+
+
+@pytest.mark.timeout(20)
+def test_a_signal_handler_between_two_ranks_may_wait_for_both(logs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, answers = current_runtime(), []
+    send = runtime.send
+
+    def cut_into(*message: Any, **options: Any) -> None:
+        send(*message, **options)
+        if not answers:
+            answers.append("begun")
+            answers.append(logs.note.call("handler").get(10))
+
+    monkeypatch.setattr(runtime, "send", cut_into)
+    logs.note.call("program").get(10)
+    assert len(answers) == 2
+    assert all(sorted(notes) == ["handler", "program"] for notes in logs.take.call().get(10).values())

@@ -32,9 +32,9 @@ def default_handler() -> object:
     signal.signal(signal.SIGINT, before)
 
 
-def press_in_the_middle(log: list[str]) -> None:
+def press_in_the_middle(log: list[str], signum: int = signal.SIGINT) -> None:
     log.append("before")
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signum)
     for _ in range(1000):  # time for the interpreter to run the handler
         pass
     log.append("after")
@@ -110,6 +110,28 @@ def test_the_handler_installed_last_is_called_once() -> None:
     uninterrupted(twice)
     assert calls == [signal.SIGINT]
     assert signal.getsignal(signal.SIGINT) is own
+
+
+@pytest.mark.usefixtures("default_handler")
+@pytest.mark.parametrize("section", [held_back, uninterrupted])
+def test_a_handler_of_another_signal_runs_after_the_section(section: Callable[..., object]) -> None:
+    log: list[str] = []
+
+    def end_time(signum: int, frame: FrameType | None) -> None:
+        log.append("handler")
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end_time)
+    try:
+        with pytest.raises(TimeoutError):
+            section(press_in_the_middle, log, signal.SIGALRM)
+        assert log == ["before", "after", "handler"]
+        with pytest.raises(TimeoutError):
+            press_in_the_middle(log, signal.SIGALRM)  # outside of sections it runs at once
+        assert log[3:] == ["before", "handler"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
