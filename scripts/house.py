@@ -1,6 +1,7 @@
 """Prints the figures by which the shape of the code is judged, and with --check fails where one is above its limit.
 
-A limit goes down with what is folded, renamed or typed, in the same commit; up only by what a new package, or the mend of a defect, needs.
+A limit goes down with what is folded, renamed or typed, in the same commit; up only by what a new package, or the mend
+of a defect, needs.
 """
 
 import ast
