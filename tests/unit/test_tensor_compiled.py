@@ -254,6 +254,15 @@ def test_small_tensors_are_gathered_together_unless_they_change_in_between() -> 
     ]  # fmt: skip
 
 
+def test_what_a_collective_reads_changes_only_after_it() -> None:
+    step = ShardedStep()
+    x = step.define(8, 8)
+    whole = step.gather(x)
+    step(aten.neg_.default, x)
+    result = step(aten.exp.default, whole)
+    assert step.lines((x,), (result,), written=(x,)) == ["exchange 0", "finish 0", "neg_ 1", "exp 2"]
+
+
 def test_the_first_gradient_waits_for_no_loss() -> None:
     step = ShardedStep()
     x = step.define(4, 4)

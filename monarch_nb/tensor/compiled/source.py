@@ -153,7 +153,7 @@ class _Writer:
         changed = _changed(self._lines, aliases)
         lines = _gathered_together(self._lines, self._metas, aliases)
         lines = _exchanged_first(lines, self._metas, constant - changed, changed)
-        finished = _waiting_last(lines, changed, self._finish, self._exchange)
+        finished = _waiting_last(lines, aliases, changed, self._finish, self._exchange)
         results = tuple(f"r{register}" for register in self._program.results)
         return FunctionSource(
             tuple(_with_deletions([line.text for line in finished], inputs, results)),
@@ -388,13 +388,15 @@ def _exchanged_first(
 
 def _waiting_last(
     lines: Iterable[_Line | _Exchange],
+    aliases: Mapping[str, set[str]],
     changed: set[str],
     finish: Callable[[str, _Exchange], _Line],
     begin: Callable[[_Exchange], _Line],
 ) -> list[_Line]:
     """Waits for collectives as late as possible, so that they overlap with other operations.
 
-    A small operation on their results waits with them until its own results are used.
+    A small operation on their results waits with them until its own results are used. An operation that may write to
+    what a collective reads runs after it.
     """
     exchanges: dict[str, _Exchange] = {}
     deferred: dict[str, _Line] = {}
@@ -420,6 +422,9 @@ def _waiting_last(
                 exchanges |= dict.fromkeys(line.out, line)
             continue
         names = variables(line.text)
+        if line.kind == "other":
+            memory = {alias for name in names for alias in aliases.get(name, (name,))}
+            settle([out for out, exchange in exchanges.items() if memory.intersection(exchange.sources)])
         waits = line.kind == "pure" and any(name in exchanges or name in deferred for name in names)
         if waits and len(line.out) == 1 and line.size <= _SCALAR and not changed.intersection(names):
             deferred[line.out[0]] = line
