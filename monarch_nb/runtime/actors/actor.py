@@ -116,8 +116,11 @@ class EndpointProperty(Generic[P, R]):
         # On the class: the property itself. On the object: the plain method, so that actors can call their own.
         if instance is None:
             return self
-        bind = getattr(self._method, "__get__", None)  # a partial function has none
-        return functools.partial(self._method, instance) if bind is None else bind(instance, owner)
+        try:
+            bind = self._method.__get__
+        except AttributeError:  # a partial function has none
+            return functools.partial(self._method, instance)
+        return bind(instance, owner)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the plain method; the first argument is the object."""

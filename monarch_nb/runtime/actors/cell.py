@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextvars import Token
 from functools import partial
-from os import getpid
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from monarch_nb._deferred import asyncio
 from monarch_nb.routing import Gap, Inbox, InboxOverflow
 from monarch_nb.runtime.actors.actor import AnyEndpoint, endpoints_of, kind_of, undeclared
-from monarch_nb.runtime.actors.executors import AsyncExecutor, Cleanup, SyncExecutor, end_fork
+from monarch_nb.runtime.actors.executors import FORKS, AsyncExecutor, Cleanup, SyncExecutor, end_fork
 from monarch_nb.runtime.actors.interrupts import InterruptWindow, not_run
 from monarch_nb.runtime.calls import EncodedObject
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current, point_of, stream_of
@@ -92,7 +91,7 @@ class ActorCell:
         self._calls: dict[str, asyncio.Task[object] | None] = {}  # async endpoints that run, by call
         self._interrupts = InterruptWindow(process.clock)
         self._unanswered: Header | None = None  # the message that a sync endpoint runs
-        self._pid = getpid()
+        self._forks = FORKS[0]
         self.ending = False  # the executor takes no more messages
         self.ended = False
         self.end_error: Exception | None = None
@@ -303,7 +302,8 @@ class ActorCell:
             recorder.ran(self, header, run[2])
 
     def _leave(self, header: Header, entered: "_Entered") -> None:
-        self._record(header, entered[1])
+        if self.process.recorder is not None:
+            self._record(header, entered[1])
         origin = header.chain[0] if header.chain else header.call
         self.process.log.end(origin, answered=header.port != 0 and not self.is_explicit(header.method))
         current.reset(entered[0])
@@ -373,7 +373,7 @@ class ActorCell:
             self.process.reply(header, status, frames)
 
     def _answer(self, header: Header, result: object, run: _Run | None) -> None:
-        if getpid() != self._pid:
+        if FORKS[0] != self._forks:
             end_fork(None)
         if header.port == 0 or self.is_explicit(header.method):
             return
@@ -385,11 +385,12 @@ class ActorCell:
         except Exception as error:
             failure = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")
             status, frames = Status.EXCEPTION, encode_exception(failure)
-        self._record(header, run)
+        if self.process.recorder is not None:
+            self._record(header, run)
         self._reply(header, status, frames)
 
     def _raised(self, header: Header, error: BaseException, run: _Run | None) -> None:
-        if getpid() != self._pid:
+        if FORKS[0] != self._forks:
             end_fork(error)
         if isinstance(error, StopRequested):
             self._refuse_call(header)

@@ -35,6 +35,16 @@ CLEANUP = "__cleanup__"
 OWNED = "wait for the meshes it owns"
 
 
+FORKS = [0]  # how many forks lead to this process since the module was imported; cheaper to read than its id
+
+
+def _count_fork() -> None:
+    FORKS[0] += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 def end_fork(error: BaseException | None) -> NoReturn:
     """Ends a fork that an endpoint has made, when the endpoint ends in it: the actor stays with the parent."""
     status = 0 if error is None else 1

@@ -7,6 +7,7 @@ import faulthandler
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -89,10 +90,12 @@ class OwnLog:
         if self._journal is None:
             return 0
         displays.flush()
-        flush_output(self._journal.texts)
+        texts = self._journal.texts
         try:
+            if sys.stdout not in texts or sys.stderr not in texts:  # the program has replaced it
+                flush_output(texts)
             return self._journal.position()
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError):
             return 0
 
     def tag(self) -> tuple[str, int]:
