@@ -29,7 +29,7 @@ def dimension_of_hosts(state: ProcState) -> str:
     if labels and sizes[0] * state.layout.per_host == len(state.region):
         return labels[0]
     count = len(host_numbers(state))
-    location = f"{count} hosts in {len(labels)} dimensions" if count > 1 else "a host without one"
+    location = f"{count} hosts in {len(labels)} dimensions" if count > 1 else "one host, without a dimension of hosts"
     raise ValueError(
         f"{state.name} cannot grow or shrink: it lies on {location}, and only the one dimension of its hosts can "
         "change. Spawn it on a host mesh with such a dimension, as that of a job"

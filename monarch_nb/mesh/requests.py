@@ -85,7 +85,8 @@ def request(runtime: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]
     try:
         runtime.post(dst, verb, body, port=pending.number)
     except Exception as error:
-        pending.fail(f"{dst} cannot be reached: {error}")
+        text = str(error)
+        pending.fail(text if text.startswith(dst) else f"{dst} cannot be reached: {text}")
     return pending.future
 
 

@@ -55,7 +55,7 @@ def _checked(timeout: float | None) -> float | None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout) or timeout < 0:
         raise ValueError(f"timeout must be None or a number of seconds >= 0, not {timeout!r}")
-    return None if math.isinf(timeout) else float(timeout)
+    return None if timeout > threading.TIMEOUT_MAX else float(timeout)
 
 
 class Future(Generic[R]):
@@ -313,7 +313,7 @@ class Future(Generic[R]):
     def wait(self, timeout: float) -> bool:
         """Blocks until it is settled, up to `timeout` seconds, without any display; returns whether it is settled."""
         self._observe()
-        if not self._done and self._lock.acquire(timeout=timeout):
+        if not self._done and self._lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
             self._lock.release()
         return self._done
 
