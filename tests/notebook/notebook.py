@@ -49,6 +49,7 @@ class Cell:
 
     def ok(self) -> "Cell":
         assert self.error is None, self.traceback
+        assert not self.stderr.startswith("UsageError"), self.stderr
         return self
 
 

@@ -56,7 +56,7 @@ def test_running_meshes_can_be_typed_under_the_names_the_guide_uses(nb: Notebook
         logs = nb.run(typed).ok()
         assert logs.stderr == "", typed
     assert typed.split() == ["%logs", "kept"]
-    nb.run("%stop --all").ok()
+    nb.run("%stop --all\ndel few, kept, held").ok()
 
 
 def test_the_doctor_looks_at_the_kernel_and_at_each_host(nb: Notebook) -> None:
