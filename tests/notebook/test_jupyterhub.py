@@ -1,6 +1,7 @@
 """A JupyterHub ends a server that looks idle while a mesh trains: with %detach --keep the mesh lives on."""
 
 import asyncio
+import contextlib
 import json
 import secrets
 import subprocess
@@ -8,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from psutil import NoSuchProcess, Process
 
 from scripts.kernels import hub_proxy, interpreter
 from scripts.processes import left_behind, marked
 from tests.notebook.hub import USER, Hub, hub
 from tests.notebook.page_client import Page
+from tests.polling import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -77,10 +80,19 @@ async def left_training(server: Hub, first: str) -> list[int]:
     return steps
 
 
+def kernels(mark: str) -> list[Process]:
+    processes = []
+    for process in marked(mark):
+        with contextlib.suppress(NoSuchProcess):
+            if "ipykernel" in " ".join(process.cmdline()):
+                processes.append(process)
+    return processes
+
+
 async def trains_on(server: Hub, mark: str) -> None:
     before = await left_training(server, "%detach --keep 5m")
     server.culled()
-    assert [process for process in marked(mark) if "ipykernel" in " ".join(process.cmdline())] == []
+    until(lambda: not kernels(mark), "the kernel's end")
     server.start()
     page = await page_of(server)
     listed = await page.run("%attach")
