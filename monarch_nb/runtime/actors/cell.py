@@ -302,8 +302,7 @@ class ActorCell:
             recorder.ran(self, header, run[2])
 
     def _leave(self, header: Header, entered: "_Entered") -> None:
-        if self.process.recorder is not None:
-            self._record(header, entered[1])
+        self._record(header, entered[1])
         origin = header.chain[0] if header.chain else header.call
         self.process.log.end(origin, answered=header.port != 0 and not self.is_explicit(header.method))
         current.reset(entered[0])
