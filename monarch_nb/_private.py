@@ -41,12 +41,17 @@ def is_private(folder: Path) -> bool:
     return True
 
 
+def no_link(path: str, flags: int) -> int:
+    """Opens a file for `open(…, opener=no_link)`: refuses a link, and does not wait for a pipe. Raises OSError."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def read_private(path: Path) -> bytes:
     """Returns the content of a file that nobody else can read or has written. Follows no link, and does not wait.
 
     Raises PermissionError for any other file, and OSError.
     """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+    with open(path, "rb", opener=no_link) as file:
         status = os.fstat(file.fileno())
         if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not stat.S_ISREG(status.st_mode):
             raise PermissionError(f"{path} can be read or was written by others: it is not used")

@@ -49,7 +49,6 @@ class LocalAgents:
     def __init__(self, runtime: Runtime, ahead: Ahead | None) -> None:
         self.running: dict[str, AgentHandle] = {}  # by host
         self.lock = threading.RLock()
-        self.process = os.getpid()
         self._runtime = runtime
         self._ahead = ahead  # may not listen yet
         self._unused: dict[str, BegunWith] = {}  # settings of its agent's start, by unused host
@@ -275,7 +274,7 @@ def stop_hosts(
 def at_exit() -> None:
     """Ends what the program has started, when the program ends."""
     runtime = started()
-    if runtime is not None and not runtime.is_inherited:
+    if runtime is not None:
         unhandled.end_quietly()
         if settings.mesh_keep > 0 and not runtime.is_worker:
             runtime.part(Detacher).detach_all("the program that held it has ended")
@@ -307,8 +306,6 @@ def shutdown(patience: float | None = None) -> None:
     if runtime is None or runtime.is_inherited or runtime.is_worker:
         return
     agents = runtime.part(LocalAgents)
-    if agents.process != os.getpid():  # a fork of the controller has started nothing of it
-        return
     with agents.lock:
         handles = agents.give_up()
         remotes = runtime.part(HostRoutes).clear()

@@ -15,6 +15,7 @@ from typing import Literal
 
 from monarch_nb._deferred import zmq
 from monarch_nb._package import more
+from monarch_nb._private import no_link
 from monarch_nb.transport.errors import TrustError, descriptors_for
 
 KeyStep = Literal["expect", "use", "done", "cancel"]  # of a change from one pair to another
@@ -43,7 +44,7 @@ class Keys:
         """Reads a key file. Raises TrustError if others could have read it, FileNotFoundError without a file."""
         file_path = Path(path)
         try:
-            with descriptors_for(f"the key file {file_path}"), open(file_path, "rb", opener=_open_key) as file:
+            with descriptors_for(f"the key file {file_path}"), open(file_path, "rb", opener=no_link) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait
                     raise TrustError(f"the key file {file_path} is not a file")
@@ -118,10 +119,6 @@ class Keys:
         except OSError as error:
             raise TrustError(f"no key file can be made at {file_path}: {error.strerror}") from error
         return cls.load(file_path)
-
-
-def _open_key(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def require_keys(endpoint: str, keys: Keys | None, insecure_loopback: bool) -> None:

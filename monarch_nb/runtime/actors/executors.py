@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import logging
 import os
-import sys
 import threading
 import time
 import traceback
@@ -18,7 +17,7 @@ from monarch_nb.runtime.actors.actor import Coro
 from monarch_nb.runtime.actors.interrupts import enter_sync_actor, leave_sync_actor
 from monarch_nb.runtime.context import Context, current
 from monarch_nb.settings import settings
-from monarch_nb.wire import format_exception
+from monarch_nb.wire import flush_output, format_exception
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.actors.cell import ActorCell
@@ -52,9 +51,7 @@ def end_fork(error: BaseException | None) -> NoReturn:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     elif error is not None:
         traceback.print_exception(error)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    flush_output()
     os._exit(status & 0xFF)
 
 
