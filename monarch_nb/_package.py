@@ -133,11 +133,16 @@ class _Finder:
 _finder = _Finder()
 
 
+def imported(name: str) -> Any:
+    """Returns the module of a complete import; None before it, and while another thread is in the middle of it."""
+    module = sys.modules.get(name)
+    return None if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
 def when_imported(name: str, change: Change) -> None:
     """Calls `change` with a module: now if it is imported already, and after each later execution of the module."""
     _finder.changes[name] = change
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    module = sys.modules.get(name)
-    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+    if (module := imported(name)) is not None:
         change(module)

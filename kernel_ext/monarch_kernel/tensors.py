@@ -4,7 +4,6 @@ and `%tensors` have it, and their parts in cells that run on the processes of th
 
 import ast
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import IPython
 
+from monarch_nb._package import imported
 from monarch_nb._parsing import parsed
 from monarch_nb.mesh import ActorMesh, ProcMesh, part_of, region_of, state_of
 from monarch_nb.runtime import Runtime
@@ -54,7 +54,7 @@ def variables() -> dict[str, Any]:
 
 def handle_type() -> Any:
     """Returns the type of sharded tensors; None before the first one, so that torch is not imported for this."""
-    module = sys.modules.get("monarch_nb.tensor.handle")
+    module = imported("monarch_nb.tensor.handle")
     return getattr(module, "MeshTensor", None)
 
 
@@ -76,7 +76,7 @@ def name_of(namespace: Mapping[str, object], tensor: object) -> str:
 
 
 def _tensors(namespace: Mapping[str, Any], handle: Any) -> Iterator[tuple[str, Any]]:
-    module_type = getattr(sys.modules.get("torch.nn"), "Module", ())
+    module_type = getattr(imported("torch.nn"), "Module", ())
     modules = []
     for name, value in namespace.items():
         if name.startswith("_"):  # stored outputs of IPython too
@@ -106,7 +106,7 @@ def all_streams() -> list[tuple[Any, ProcMesh]]:
 
     Empty, without an import of torch, until the first one is made.
     """
-    module = sys.modules.get("monarch_nb.tensor.device")
+    module = imported("monarch_nb.tensor.device")
     return [] if module is None else module.streams()
 
 
@@ -358,7 +358,7 @@ def _names(source: str) -> set[str]:
 
 def workers_on(mesh: Any) -> list[ActorMesh[Any]]:
     """Workers that execute operations on the tensors of a proc mesh, or of a slice of it."""
-    module = sys.modules.get("monarch_nb.tensor.processes")
+    module = imported("monarch_nb.tensor.processes")
     if module is None or not isinstance(mesh, ProcMesh):
         return []
     return [part_of(workers, region_of(mesh)) for workers in module.workers_on(state_of(mesh))]

@@ -28,6 +28,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._package import imported
 from monarch_nb.collectives.threads import address
 from monarch_nb.host.linux import process_state
 
@@ -432,7 +433,7 @@ def _reset_replicated(ddp: Any) -> None:
 
 def _sharded(groups: "Collection[ProcessGroup]") -> Iterator[Any]:
     """Yields the FSDP2 roots on these groups that have run; without groups all of them."""
-    module, states = sys.modules.get(_FSDP), sys.modules.get(_STATES)
+    module, states = imported(_FSDP), imported(_STATES)
     if module is None or states is None:
         return
     for holder, entry in tuple(states._module_state_mapping.items()):

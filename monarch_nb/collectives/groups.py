@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from monarch_nb._package import when_imported
+from monarch_nb._package import imported, when_imported
 from monarch_nb.collectives.connections import (
     CAN_CUT,
     DDP,
@@ -177,7 +177,7 @@ class ProcessGroups:
 
     def _live(self, *, apart: bool = False) -> "dict[str, ProcessGroup]":
         """Returns the program's groups, with `apart` also those left to their creators, by name."""
-        module = sys.modules.get(_C10D)
+        module = imported(_C10D)
         if module is None:
             return {}
         left_out: set[str] = set() if apart else self._apart
@@ -274,7 +274,7 @@ class ProcessGroups:
 
     def _in_frames(self, frames: list[FrameType], live: "Mapping[str, ProcessGroup]") -> set[str]:
         """Returns the group of the innermost function of torch.distributed in a thread's frames."""
-        module = sys.modules.get(_C10D)
+        module = imported(_C10D)
         for frame in frames:
             if module is not None and frame.f_globals is vars(module):
                 for name in ("group", "pg", "process_group"):
@@ -364,7 +364,7 @@ class ProcessGroups:
         """Gives up the groups in `keys`, with a lost member, or cut, or all; others, and those in `again`, live on.
 
         The names of the next groups begin at `number`, which must be equal on all ranks. Blocks for a moment."""
-        module = sys.modules.get(_C10D)
+        module = imported(_C10D)
         mine = self.keys()
         names = self.broken - {key.name for key in again if key in mine.values()}
         names |= {
@@ -403,7 +403,7 @@ class ProcessGroups:
     def ended(self, busy: set[str]) -> set[str]:
         """Returns groups that cannot be used once cut: groups that a call still uses, that the cut call has created, as
         the next one creates them again, and that PyTorch cannot reconnect."""
-        module = sys.modules.get(_C10D)
+        module = imported(_C10D)
         times = {name: entry.times for name, entry in tuple(self._entries.items())}
         return {
             name

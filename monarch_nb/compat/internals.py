@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import TypeAlias
 
+from monarch_nb._package import imported
 from monarch_nb.runtime import Context, current, kind_of, started
 from monarch_nb.settings import transport
 from monarch_nb.shape import NDSlice, Selector, Shape
@@ -62,7 +63,7 @@ def has_tensor_engine() -> bool:
 
 def is_ipython() -> bool:
     """Returns whether this program is a notebook's kernel or an IPython prompt. Does not import IPython."""
-    module = sys.modules.get("IPython")
+    module = imported("IPython")
     return module is not None and module.get_ipython() is not None
 
 

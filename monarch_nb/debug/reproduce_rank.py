@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from monarch_nb._package import imported
 from monarch_nb.debug.records import DebugError
 from monarch_nb.runtime import current, current_runtime
 from monarch_nb.runtime.actors.failures import StoredFailure
@@ -173,7 +174,7 @@ def _not_stored(incarnation: int) -> str:
 
 def surroundings() -> Surroundings:
     """Returns the surroundings in this process. Initializes no GPU."""
-    torch: Any = sys.modules.get("torch")
+    torch = imported("torch")
     device = "none"
     if torch is not None and torch.cuda.is_initialized():
         device = f"cuda:{torch.cuda.current_device()} ({torch.cuda.get_device_name()})"

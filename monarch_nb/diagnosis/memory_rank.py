@@ -14,6 +14,7 @@ from itertools import islice
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from monarch_nb._package import imported
 from monarch_nb.diagnosis.verbs import GpuMemory, ProcessMemory, TensorsAlike
 from monarch_nb.gpu import load
 from monarch_nb.host.linux import memory_limit, memory_resident, memory_used
@@ -76,7 +77,7 @@ def memory_use() -> ProcessMemory:
     """Returns the memory that this process uses. Holds the GIL while it counts the tensors."""
     used, measure = memory_used()
     resident, peak = memory_resident()
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     cuda = reserved = 0
     with suppress(Exception):  # a device that has failed
         if torch is not None and torch.cuda.is_initialized():

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from monarch_nb._package import imported
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.collectives.service import answer_aside
 from monarch_nb.collectives.threads import FlightRecord, is_torchs
@@ -96,7 +97,7 @@ class Inspection:
         locks = LockWaits(frames)
         running = tuple(self._running(tuple(self._runtime.cells.values()), frames, locks))
         since = now - int(1e9 * max((run.seconds for run in running), default=0.0))
-        module = sys.modules.get("torch.distributed")
+        module = imported("torch.distributed")
         joined = module is not None and module.is_available() and module.is_initialized()
         return Evidence(
             running,

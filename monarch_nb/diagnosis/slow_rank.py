@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 
+from monarch_nb._package import imported
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.diagnosis.verbs import BegunCollectives, CallTime, RankTimes, TimeSpent
 from monarch_nb.gpu import load
@@ -211,13 +212,13 @@ class TimeSampler:
 
 
 def _is_distributed() -> bool:
-    module = sys.modules.get("torch.distributed")
+    module = imported("torch.distributed")
     return module is not None and module.is_available() and bool(module.is_initialized())
 
 
 def _uses_gpu() -> bool:
     """Returns whether backward passes run on a GPU, on their own threads: then a thread asleep in one may compute."""
-    module = sys.modules.get("torch.cuda")
+    module = imported("torch.cuda")
     return module is not None and bool(module.is_initialized())
 
 

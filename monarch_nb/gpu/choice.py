@@ -1,9 +1,9 @@
 """The driver of this process for its GPUs, and the load of the first GPU."""
 
 import os
-import sys
 from collections.abc import Callable
 
+from monarch_nb._package import imported
 from monarch_nb.gpu.driver import GpuDriver, GpuLoad, load_by_nvml
 from monarch_nb.gpu.pretence import PretenceDriver
 
@@ -52,7 +52,7 @@ def load() -> GpuLoad | None:
 
     Initialises nothing. Without a driver of ours, PyTorch is asked. May take milliseconds.
     """
-    gpu, cuda = driver(), getattr(sys.modules.get("torch"), "cuda", None)
+    gpu, cuda = driver(), getattr(imported("torch"), "cuda", None)
     try:
         if gpu is not None:
             devices = gpu.devices()

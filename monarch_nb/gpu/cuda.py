@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver as cu
 
+from monarch_nb._package import imported
 from monarch_nb.gpu.driver import GpuError, GpuLoad, GpuMemoryError, load_by_nvml
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class CudaDriver:
 
     def devices(self) -> tuple[int, ...]:
         """See GpuDriver."""
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        cuda = getattr(imported("torch"), "cuda", None)
         return tuple(range(cuda.device_count())) if cuda is not None and cuda.is_initialized() else ()
 
     def device_of(self, address: int) -> int | None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 
+from monarch_nb._package import imported
 from monarch_nb.shape import Extent, MeshTrait, Point, Region, Shape, UnknownLabelError, out_of_range, places_of, spans
 from monarch_nb.wire import error_line, repr_of
 
@@ -294,7 +295,7 @@ def _prefix(ranks: list[int], count: int, locate: Callable[[list[int]], str], fu
 
 
 def _kind(value: object) -> str:
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    torch, numpy = imported("torch"), imported("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         return "tensor"
     return "array" if numpy is not None and isinstance(value, numpy.ndarray) else ""

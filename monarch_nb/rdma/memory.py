@@ -2,12 +2,12 @@
 
 import builtins
 import ctypes
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb._package import imported
 from monarch_nb.gpu import GpuDriver, driver
 from monarch_nb.wire import kind_of
 
@@ -39,7 +39,7 @@ class Memory:
 
     def fix(self) -> None:
         """Prevents that a tensor of the host gives its memory up while others use it, as `resize_` would."""
-        library = sys.modules.get("torch")
+        library = imported("torch")
         if library is not None and isinstance(self.keeper, library.Tensor) and self.device is None:
             self.keeper.reshape(-1).view(library.uint8).numpy()  # memory that numpy has seen is not resizable any more
 
@@ -108,7 +108,7 @@ def memory_of(data: Any, *, writable: bool = False, what: str = "data") -> Memor
     `writable` requires writable memory. Raises ValueError for memory with gaps, on another device or not writable, and
     TypeError for an object without memory of its own. `what` names the argument in these errors.
     """
-    library = sys.modules.get("torch")
+    library = imported("torch")
     if library is not None and isinstance(data, library.Tensor):
         return _of_tensor(data, what)
     try:

@@ -1,7 +1,6 @@
 """The memory of tensors in this process by name: parameters, gradients, states of optimizers, others."""
 
 import gc
-import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from monarch_nb._package import imported
 from monarch_nb.gpu import GpuMemoryError, load
 from monarch_nb.wire import size_text
 
@@ -82,8 +82,8 @@ class LivingTensors:
     def __init__(self) -> None:
         self.all: list[torch.Tensor] = []
         self.named: list[NamedTensor] = []
-        library = sys.modules.get("torch")
-        if library is None or not hasattr(library, "optim"):  # it is being imported
+        library = imported("torch")
+        if library is None:
             return
         modules: list[torch.nn.Module] = []
         optimizers: list[Optimizer] = []
@@ -187,7 +187,7 @@ def held_memory(living: LivingTensors | None = None) -> tuple[HeldMemory, ...]:
 
 def _allocated_on_gpu() -> int:
     """Returns the bytes of PyTorch's allocator on the GPU of this process; 0 without one."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    cuda = getattr(imported("torch"), "cuda", None)
     with suppress(Exception):  # a device that has failed
         if cuda is not None and cuda.is_initialized():
             return int(sum(cuda.memory_allocated(device) for device in range(cuda.device_count())))

@@ -58,12 +58,9 @@ class Storage:
 
 
 def _torch() -> Any:
-    module = sys.modules.get("torch")
-    if module is None:
-        import torch
+    import torch  # waits for a thread that is importing it
 
-        return torch
-    return module
+    return torch
 
 
 # Types whose objects Python would search by name in every module, and might find in the program's own, or not at all.

@@ -21,21 +21,20 @@ def view(nb: Notebook) -> Iterator[ViewClient]:
 
 
 def test_ends_of_long_cells_are_sent_once_asked_for(nb: Notebook, view: ViewClient) -> None:
+    nb.run("%notify 1h").ok()
+    nb.run("import time; time.sleep(0.3)").ok()  # too short
     assert "cells of more than 200ms will be notified" in nb.run("%notify 200ms").ok().stdout
-    nb.run("1").ok()  # too short
-    nb.run("import time; time.sleep(0.3)").ok()
+    nb.run("time.sleep(0.31)").ok()
     nb.run("time.sleep(0.3); 1 / 0")
-    view.until(lambda view: len(view.of("ended")) == 2)
-    well, wrong = view.of("ended")
-    assert (well["asked"], well["error"], wrong["error"]) == (True, "", "ZeroDivisionError: division by zero")
-    assert well["what"].startswith("In[")
-    assert 0.3 <= well["seconds"] < 30
-    assert len(view.of("notify")) == 1
     nb.run("%notify off").ok()
     nb.run("time.sleep(0.3)").ok()
     nb.run("%notify 1h").ok()
-    view.until(lambda view: len(view.of("notify")) == 2)
-    assert len(view.of("ended")) == 2
+    view.until(lambda view: len(view.of("notify")) == 3)
+    *slow, well, wrong = view.of("ended")
+    assert (well["asked"], well["error"], wrong["error"]) == (True, "", "ZeroDivisionError: division by zero")
+    assert well["what"].startswith("In[")
+    assert 0.31 <= well["seconds"] < 30
+    assert len(slow) <= 1  # the cell of `%notify 200ms` itself, on a slow machine
 
 
 def test_the_end_of_a_call_in_a_variable_is_sent(nb: Notebook, view: ViewClient) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_nb._deferred import asyncio
+from monarch_nb._package import imported
 from monarch_nb.runtime.meshes import ActorState
 from monarch_nb.runtime.verbs import CANCEL, Cancel, Interrupt, RunningEndpoint, WhatRuns
 from monarch_nb.transport import AGAIN_S, Clock, take_back, throw_into
@@ -193,7 +194,7 @@ class Interrupts:
                 return False
             if passed >= free_at:  # repeatedly, as the endpoint may reach another collective
                 free_at = passed * 1.2
-                freed |= "torch.distributed" in sys.modules and self._free(cell)
+                freed |= imported("torch.distributed") is not None and self._free(cell)
             if passed >= REACTS_WITHIN and not outcome.known:
                 outcome.give(msgspec.structs.replace(_doing(cell), freed=freed))
             return passed < FREES_WITHIN

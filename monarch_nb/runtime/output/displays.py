@@ -18,7 +18,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch_nb._package import when_imported
+from monarch_nb._package import imported, when_imported
 from monarch_nb.wire import ThreadCutOff, error_line, repr_of, text_of, type_name
 from monarch_nb.wire.plain import LATER, NOW, Display, encode_display, size_of
 
@@ -367,19 +367,19 @@ def _change(name: str, change: Callable[[ModuleType], None], module: ModuleType)
 
 def open_figures() -> list[int]:
     """Returns the numbers of the open figures of pyplot that `plt.show()` would display."""
-    figures = sys.modules.get("monarch_nb.runtime.output.figures")
+    figures = imported("monarch_nb.runtime.output.figures")
     return list(figures.numbers()) if figures is not None else []
 
 
 def show_figures(before: Sequence[int], value: object = None) -> None:
     """Displays and closes the figures that a cell has opened; a figure that is the cell's value is closed only."""
-    figures = sys.modules.get("monarch_nb.runtime.output.figures")
+    figures = imported("monarch_nb.runtime.output.figures")
     if figures is not None and _backend() == BACKEND:
         figures.show_each([number for number in figures.numbers() if number not in before], value)
 
 
 def _backend() -> str:
-    matplotlib = sys.modules.get("matplotlib")
+    matplotlib = imported("matplotlib")
     return str(dict.__getitem__(matplotlib.rcParams, "backend")) if matplotlib is not None else ""
 
 
