@@ -274,9 +274,10 @@ class Future(Generic[R]):
         if timeout != 0:
             check_may_wait()
         lock = self._lock
-        entered = waiting.enter(self, timeout)
+        entered: list[waiting.Leave] = []
         self.watched += 1
         try:
+            waiting.enter(self, timeout, entered)
             begun = time.monotonic()
             deadline = None if timeout is None else begun + timeout
             while True:
@@ -296,15 +297,8 @@ class Future(Generic[R]):
         except BaseException as stop:
             if self.watched == 1 and not self._done:
                 self._start = self._restart
-            if not isinstance(stop, KeyboardInterrupt):
-                raise
-            for stop_text in waiting.observers.stop_text:
-                if text := stop_text(self):
-                    raise KeyboardInterrupt(text) from stop
-            if progress := self.progress_text():
-                stop.add_note(f"stopped waiting; {progress}. The future stays valid: .get() waits again")
-            if self.finding:
-                stop.add_note(self.finding)
+            if isinstance(stop, KeyboardInterrupt):
+                explain_stop(self, stop)
             raise
         finally:
             self.watched -= 1
@@ -415,6 +409,17 @@ class Future(Generic[R]):
         if name.startswith("_"):
             raise AttributeError(f"a Future has no {name!r}")
         raise AttributeError(f"a Future has no {name!r}, its result may have: `.get()` is missing, as in .get().{name}")
+
+
+def explain_stop(future: Future[Any], stop: KeyboardInterrupt) -> None:
+    """Adds to Ctrl-C what becomes of the operation that was waited for; may raise it anew with that."""
+    for stop_text in waiting.observers.stop_text:
+        if text := stop_text(future):
+            raise KeyboardInterrupt(text) from stop
+    if progress := future.progress_text():
+        stop.add_note(f"stopped waiting; {progress}. The future stays valid: .get() waits again")
+    if future.finding:
+        stop.add_note(future.finding)
 
 
 def _first_line(error: BaseException) -> str:

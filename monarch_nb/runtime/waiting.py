@@ -72,14 +72,17 @@ def leave(observer: WaitObserver) -> None:
     observers.change(tuple(member for member in observers.members if member is not observer))
 
 
-def enter(future: "Future[object]", timeout: float | None) -> list[Leave]:
-    """Begins a wait; pass the result to `end` when it is over."""
-    return [finish for begin in observers.begin if (finish := begin(future, timeout)) is not None]
+def enter(future: "Future[object]", timeout: float | None, entered: list[Leave]) -> None:
+    """Begins a wait; pass `entered`, to which this appends, to `end` when it is over, also if this is interrupted."""
+    for begin in observers.begin:
+        if (finish := begin(future, timeout)) is not None:
+            entered.append(finish)
 
 
 def enter_await(future: "Future[object]", signal: "asyncio.Future[None]") -> list[Leave]:
     """Begins a suspension of a task of the running loop on `signal`, until `end_await`."""
-    entered = enter(future, None)
+    entered = list[Leave]()
+    enter(future, None, entered)
     entered += [finish for begin in observers.begin_await if (finish := begin(future, signal)) is not None]
     _awaits[signal] = (future, asyncio.get_running_loop(), contextvars.copy_context())
     return entered

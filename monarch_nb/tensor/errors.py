@@ -4,6 +4,7 @@ import linecache
 import os
 import sys
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 RESTORE = "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
 CHOICES = ("warn", "allow", "refuse")  # values of the setting `tensor_gather`
+NAMED_FAILURES, REMEMBERED_FAILURES = 3, 256  # the most further failures that an error names, and that are stored
 FORMER = "tell"  # the name of "warn" in 0.1.0
 
 _LIBRARIES = (
@@ -152,6 +154,55 @@ class RankTensorError(TypeError, RuntimeError):
 
 class ContentsLostError(DeviceMeshError):
     """Shards of a tensor are lost, since a process that held one has died or the mesh was healed."""
+
+
+class StreamFailures:
+    """The failed operations of a stream, from the reply with a failure until the program has seen its error."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, TensorError] = {}  # by operation
+        self._unseen: dict[int, TensorError] = {}  # `apart` failures that were not fetched or reported
+        self._unraised: deque[TensorError] = deque()  # failures that no call has raised
+        self._due: list[int] = []  # `apart` failures that the next call of `overdue` returns
+
+    def add(self, number: int, error: TensorError, failures: Sequence[Failure]) -> None:
+        """Adds an operation that failed on some ranks."""
+        self._newest[number] = error
+        if all(failure.apart for failure in failures):
+            self._unseen[number] = error  # others continue: each fetch of a dependent tensor raises it
+        elif any(failure.type_name != "KeyboardInterrupt" for failure in failures):  # which the user caused
+            self._unraised.append(error)
+        for stored in (self._newest, self._unseen):
+            while len(stored) > REMEMBERED_FAILURES:
+                del stored[next(iter(stored))]
+
+    def seen(self, number: int) -> TensorError | None:
+        """Returns the error of an operation, if it is known; it need not be reported then."""
+        self._unseen.pop(number, None)
+        return self._newest.get(number)
+
+    def overdue(self) -> list[TensorError]:
+        """Returns errors that were here at the last call, and that nobody has seen since; they then count as seen."""
+        errors = [error for number in self._due if (error := self._unseen.pop(number, None)) is not None]
+        self._due = list(self._unseen)
+        return errors
+
+    def raise_unseen(self) -> None:
+        """Raises the first error that nobody has seen."""
+        for number in tuple(self._unseen):
+            raise self._unseen.pop(number)
+
+    def raise_first(self) -> None:
+        """Raises the first failure that was not raised yet, with notes about further ones."""
+        if not self._unraised:
+            return
+        error, *further = self._unraised
+        self._unraised.clear()
+        for failure in further[:NAMED_FAILURES]:
+            error.add_note(f"then: {failure.summary}")
+        if len(further) > NAMED_FAILURES:
+            error.add_note(f"and {len(further) - NAMED_FAILURES} operations more")
+        raise error
 
 
 def by_operation(failures: Sequence[Failure]) -> Mapping[int, list[Failure]]:

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.runtime import Context, Future, current, current_runtime, derived_future, unretrieved, when_done
+from monarch_nb.runtime import (
+    Context,
+    Future,
+    current,
+    current_runtime,
+    derived_future,
+    explain_stop,
+    unretrieved,
+    when_done,
+)
 from monarch_nb.supervision import SupervisionError
 from monarch_nb.tensor.commands import (
     FLUSHER,
@@ -42,6 +51,7 @@ from monarch_nb.tensor.commands import (
 from monarch_nb.tensor.errors import (
     CallSite,
     ContentsLostError,
+    StreamFailures,
     TensorError,
     broken_mesh,
     by_operation,
@@ -76,7 +86,6 @@ if TYPE_CHECKING:
 BATCH_SIZE = 256  # commands that are sent without delay
 BATCH_PART = 64  # commands that are sent without delay while the workers have less than two batches
 FAILURE_WAIT_S = 2.0  # for the error of an operation whose results are lost
-NAMED_FAILURES, REMEMBERED_FAILURES = 3, 256  # the most further failures that an error names, and that are stored
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -138,10 +147,7 @@ class Stream:
         self.kernels: dict[tuple[object, ...], int] = {}
         self._checked_until = 0  # operations whose replies confirm the group
         self._over = -1  # the generation of process groups that has ended, or -1
-        self._failed: dict[int, TensorError] = {}  # the latest failures, by operation
-        self._unseen: dict[int, TensorError] = {}  # `apart` failures that were not fetched or reported
-        self._unraised: deque[TensorError] = deque()  # failures that no call has raised
-        self._due: list[int] = []  # `apart` failures that are reported at the next tick
+        self._failures = StreamFailures()
         self._lock = threading.RLock()  # held while sending
         self._settling = threading.RLock()  # held while replies are processed
         unretrieved.ready()
@@ -261,17 +267,13 @@ class Stream:
         """Frees unreferenced tensors although nothing else is issued, and reports failures of unfetched results."""
         if self.held.ended and self.quiet:
             self.flush_nowait()
-        reported, self._due = self._due, []
-        for number in reported:
-            error = self._unseen.pop(number, None)
-            if error is not None:
-                unretrieved.forget(partial(_raise, error))
         if self._settling.acquire(blocking=False):
             try:
                 self._settle_replied()
             finally:
                 self._settling.release()
-        self._due = list(self._unseen)  # a program that fetches results does so within a tick
+        for error in self._failures.overdue():  # a program that fetches results does so within a tick
+            unretrieved.forget(partial(_raise, error))
 
     def _settle_replied(self) -> None:
         """Processes replies that have arrived, without acting on them."""
@@ -399,17 +401,7 @@ class Stream:
             site = batch.sites[number - batch.first]
             operation, note = operation_failures[0].operation, memory_note(self, operation_failures)
             error = TensorError(operation, origin_of(site), operation_failures, self.title, note)
-            self._failed[number] = error
-            if all(failure.apart for failure in operation_failures):
-                self._unseen[number] = error  # others continue: each fetch of a dependent tensor raises it
-            elif any(
-                failure.type_name != "KeyboardInterrupt" for failure in operation_failures
-            ):  # which the user caused
-                self._unraised.append(error)
-        while len(self._failed) > REMEMBERED_FAILURES:
-            del self._failed[next(iter(self._failed))]
-        while len(self._unseen) > REMEMBERED_FAILURES:
-            del self._unseen[next(iter(self._unseen))]
+            self._failures.add(number, error, operation_failures)
 
     def _regroup_if_over(self) -> None:
         """Makes a new process group if the current one has ended."""
@@ -480,8 +472,12 @@ class Stream:
         if self.watcher is not None:
             self.watcher.asked(operation, site)
         self.resume_if_healed()
-        replies = self._settle_up_to(self._send_request(command, site, written))
-        self.raise_failures()
+        try:
+            replies = self._settle_up_to(self._send_request(command, site, written))
+        except KeyboardInterrupt as stop:
+            self._explain_stop(stop)
+            raise
+        self._failures.raise_first()
         values: ValueMesh[Any] = ValueMesh(replies.extent, [values[-1] for _, (_, values, _) in replies])
         self._raise_lost([value for _, value in values if isinstance(value, Failure)])
         return values
@@ -503,8 +499,7 @@ class Stream:
                 batch.future.wait(max(0.0, deadline - time.monotonic()))
         with self._settling:
             self._settle_replied()
-        self._unseen.pop(number, None)
-        return self._failed.get(number)
+        return self._failures.seen(number)
 
     def requested(self, commands: Sequence[tuple[object, ...]], operation: str) -> Future[list[ValueMesh[Any]]]:
         """Sends requests after issued operations; returns the values by rank, once all of these have run.
@@ -573,25 +568,22 @@ class Stream:
 
     def synchronise(self) -> None:
         """Blocks until all issued operations have run. Raises TensorError for one that failed."""
-        self.flush()
-        while self._batches:
-            self._settle_up_to(self._batches[0])
-        self.raise_failures()
+        try:
+            self.flush()
+            while self._batches:
+                self._settle_up_to(self._batches[0])
+        except KeyboardInterrupt as stop:
+            self._explain_stop(stop)
+            raise
+        self._failures.raise_first()
+
+    def _explain_stop(self, stop: KeyboardInterrupt) -> None:
+        """Explains a Ctrl-C between two waits, as while output is shown, like one in the wait for the last batch."""
+        explained = stop.args or getattr(stop, "__notes__", ())
+        if self._batches and not explained and not (last := self._batches[-1].future).done():
+            explain_stop(last, stop)
 
     def raise_unseen(self) -> None:
         """Waits for all issued operations, and raises the first failure whose result was not fetched."""
         self.synchronise()
-        for number in tuple(self._unseen):
-            raise self._unseen.pop(number)
-
-    def raise_failures(self) -> None:
-        """Raises the first failure that was not raised yet, with notes about further ones."""
-        if not self._unraised:
-            return
-        error, *further = self._unraised
-        self._unraised.clear()
-        for failure in further[:NAMED_FAILURES]:
-            error.add_note(f"then: {failure.summary}")
-        if len(further) > NAMED_FAILURES:
-            error.add_note(f"and {len(further) - NAMED_FAILURES} operations more")
-        raise error
+        self._failures.raise_unseen()

@@ -71,6 +71,31 @@ def test_interrupting_a_wait_and_then_the_ranks_leaves_tensors_unchanged(
     assert nb.run("t.sum().item()").ok().text == "6.0"
 
 
+BETWEEN_WAITS = """
+import signal
+from monarch_nb.runtime import waiting
+from monarch_nb.tensor.commands import RunFunction
+
+class StopAtEnd(waiting.WaitObserver):
+    def begin(self, future, timeout):
+        waiting.leave(self)
+        return lambda: signal.raise_signal(signal.SIGINT)
+
+mesh.stream.issue_object(RunFunction(time.sleep, (0.5,), {}))
+mesh.stream.flush()
+waiting.join(StopAtEnd())
+mesh.execute(asleep)
+"""
+
+
+def test_a_press_between_two_waits_of_an_operation_counts_as_one_in_the_second(nb: Notebook) -> None:
+    request = nb.start(BETWEEN_WAITS)
+    assert "stopped waiting" in nb.finish(request).traceback
+    nb.interrupt()
+    assert "Interrupted pair_workers.batch() on pair_workers" in nb.shows(request, "Interrupted")
+    assert nb.run("t.sum().item()").ok().text == "6.0"
+
+
 def test_a_breakpoint_in_a_function_that_the_ranks_run_stops_there(nb: Notebook) -> None:
     cell = nb.run("mesh.execute(halved, t)")
     assert "StoppedAtBreakpoint" in cell.traceback
