@@ -176,8 +176,8 @@ class StreamFailures:
             while len(stored) > REMEMBERED_FAILURES:
                 del stored[next(iter(stored))]
 
-    def seen(self, number: int) -> TensorError | None:
-        """Returns the error of an operation, if it is known; it need not be reported then."""
+    def error_of(self, number: int) -> TensorError | None:
+        """Returns the error of an operation, if it is known; it then counts as seen."""
         self._unseen.pop(number, None)
         return self._newest.get(number)
 

@@ -499,7 +499,7 @@ class Stream:
                 batch.future.wait(max(0.0, deadline - time.monotonic()))
         with self._settling:
             self._settle_replied()
-        return self._failures.seen(number)
+        return self._failures.error_of(number)
 
     def requested(self, commands: Sequence[tuple[object, ...]], operation: str) -> Future[list[ValueMesh[Any]]]:
         """Sends requests after issued operations; returns the values by rank, once all of these have run.

@@ -88,7 +88,7 @@ mesh.execute(asleep)
 """
 
 
-def test_a_press_between_two_waits_of_an_operation_counts_as_one_in_the_second(nb: Notebook) -> None:
+def test_a_press_between_two_waits_is_explained_as_within_one(nb: Notebook) -> None:
     request = nb.start(BETWEEN_WAITS)
     assert "stopped waiting" in nb.finish(request).traceback
     nb.interrupt()
