@@ -43,8 +43,7 @@ REPLAY = -6  # runs a compiled step: `[REPLAY, program, operations, inputs, outp
 FIRST_MAKING = -16  # plans of factories count down from here, those of operations up from 1
 _MAKINGS = 1024  # factory plans that workers store; a new plan replaces the oldest
 
-WAIT_S = 0.001  # delay of a flush while the workers have no batch
-WAIT_BUSY_S = 0.004  # delay while the workers have one batch; with two, the flush waits for a reply
+WAIT_S = 0.004  # delay of a flush, unless the workers have two batches: then the next reply begins it
 TICK_S = 0.5  # after which released tensors are freed on workers although nothing else is sent
 WINDOW = 4096  # operations in flight above which the controller waits
 WINDOW_BYTES = 64 << 20  # the same for bytes of tensors
@@ -403,7 +402,7 @@ class Flusher:
     """
 
     def __init__(self) -> None:
-        self._scheduled: deque[tuple[float, bool, Stream]] = deque()
+        self._scheduled: deque[tuple[float, Stream]] = deque()
         self._registered: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -413,13 +412,10 @@ class Flusher:
         """Adds a stream for periodic ticks, by weak reference."""
         self._registered.add(stream)
 
-    def schedule(self, stream: "Stream", after_s: float = WAIT_S, *, waits: bool = True) -> None:
-        """Schedules a flush of a stream, in place of an earlier schedule.
-
-        With `waits` the flush is delayed while workers have a batch, and follows a reply while they have two.
-        """
-        stream.due = time.monotonic() + after_s
-        self._scheduled.append((stream.due, waits, stream))
+    def schedule(self, stream: "Stream") -> None:
+        """Schedules a flush of a stream, in place of an earlier schedule."""
+        stream.due = time.monotonic() + WAIT_S
+        self._scheduled.append((stream.due, stream))
         self._wake.set()
         if self._thread is None:
             with self._lock:
@@ -428,9 +424,9 @@ class Flusher:
                     self._thread.start()
 
     def _run(self) -> None:
-        pending: list[tuple[float, bool, Stream]] = []
+        pending: list[tuple[float, Stream]] = []
         while True:
-            pause = min(due for due, _, _ in pending) - time.monotonic() if pending else TICK_S
+            pause = min(due for due, _ in pending) - time.monotonic() if pending else TICK_S
             if pause > 0 and self._wake.wait(pause):
                 self._wake.clear()
             elif not pending:
@@ -438,14 +434,16 @@ class Flusher:
                     stream.tick()
             pending += [self._scheduled.popleft() for _ in range(len(self._scheduled))]
             now = time.monotonic()
-            ready = [(waits, stream) for due, waits, stream in pending if due <= now and due == stream.due]
+            ready = [stream for due, stream in pending if due <= now and due == stream.due]
             pending = [entry for entry in pending if entry[0] > now]
-            for waits, stream in ready:
-                busy = stream.in_flight
-                if busy == 0 or not waits:
+            for stream in ready:
+                if stream.in_flight < 2:
                     stream.flush_nowait()
-                elif busy == 1:
-                    self.schedule(stream, WAIT_BUSY_S - WAIT_S, waits=False)
+                else:
+                    stream.awaits_reply = True
+                    if stream.in_flight < 2:  # the reply has just come
+                        stream.awaits_reply = False
+                        self.schedule(stream)
 
 
 FLUSHER = Flusher()

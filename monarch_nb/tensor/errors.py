@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -69,13 +69,10 @@ class ProgramLine(NamedTuple):
 
 def call_site(depth: int = 1) -> CallSite | None:
     """Returns the position of the innermost frame above the caller outside libraries; None if there is none."""
-    frame = sys._getframe(depth)
-    try:
-        while _is_library[frame.f_code.co_filename]:
-            frame = cast(FrameType, frame.f_back)
-    except AttributeError:  # no frame is left
-        return None
-    return frame.f_code, frame.f_lasti
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and _is_library[frame.f_code.co_filename]:
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
 def origin_of(site: CallSite | None) -> ProgramLine | None:

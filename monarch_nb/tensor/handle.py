@@ -38,6 +38,7 @@ Own = Callable[[torch._ops.OpOverload, Args, Kwargs], object]
 
 _wrap = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
+_is_inference = torch.is_inference_mode_enabled
 _DATA: Any = torch._C.TensorBase.data
 # Autograd creates a thread for each mesh at the first backward pass, and none for later meshes; operations on these
 # threads have no line of the program. The setting is thread-local.
@@ -223,7 +224,7 @@ class MeshTensor(torch.Tensor):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        if torch.is_inference_mode_enabled():
+        if _is_inference():
             # Operations that PyTorch composes of others arrive whole in this mode, and views fail in it.
             with torch.inference_mode(False), torch.no_grad():
                 return func(*args, **(kwargs or {}))
@@ -247,7 +248,7 @@ class MeshTensor(torch.Tensor):
 
 def _make(kind: type[MeshTensor], meta: Meta, reference: Reference, device: torch.device) -> MeshTensor:
     """Creates a handle; never an inference tensor, on which composed operations would arrive whole for ever."""
-    if torch.is_inference_mode_enabled():
+    if _is_inference():
         with torch.inference_mode(False):
             return _make(kind, meta, reference, device)
     tensor: MeshTensor = _wrap(kind, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
@@ -374,6 +375,9 @@ def run(
     generator: torch.Generator | None = None,
 ) -> object:
     """Issues a plan on tensors of one mesh; returns the operation's result. `generator` provides a seed."""
+    if _is_inference():  # see `_make`
+        with torch.inference_mode(False):
+            return run(stream, plan, inputs, floats, generator)
     site = call_site()
     if _is_threaded():
         _set_threaded(False)
@@ -422,7 +426,9 @@ def run(
         reference = Reference(stream, next_number())
         entry = entries[reference.number] = LiveEntry(reference, on_end)
         entry.number, entry.meta, entry.call_site = reference.number, meta, site
-        outputs.append(_make(kind, meta, reference, device))
+        tensor = _wrap(kind, meta.shape, meta.stride, None, None, meta.dtype, _STRIDED, device)
+        tensor.meta, tensor.reference = meta, reference
+        outputs.append(tensor)
         results.append(reference.number)
     if plan.views:
         record_views(plan, [tensor.reference for tensor in inputs], [tensor.reference for tensor in outputs])

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count, repeat, starmap
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -36,7 +36,6 @@ from monarch_nb.tensor.commands import (
     OBJECT,
     OWN,
     SHARDS,
-    WAIT_S,
     WHOLE,
     BatchesInFlight,
     Cell,
@@ -84,7 +83,7 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.ranks.streams import Stream as Lane
 
 BATCH_SIZE = 256  # commands that are sent without delay
-BATCH_PART = 64  # commands that are sent without delay while the workers have less than two batches
+BATCH_PART = 128  # the same while workers have one batch, and for the first batch after a value was read
 FAILURE_WAIT_S = 2.0  # for the error of an operation whose results are lost
 
 T = TypeVar("T")
@@ -132,6 +131,7 @@ class Stream:
         self.makings = Makings()
         self.noticed: set[str] = set()  # operations that were warned of
         self.quiet = True  # no flush is scheduled
+        self.awaits_reply = False  # the scheduled flush is put off until a reply
         self.due = 0.0  # time of the scheduled flush, by the monotonic clock
         self._full = BATCH_PART  # length of the queue at which it may be sent without delay
         self.coalesces = False  # the queue is sent at the end of a block of the program
@@ -172,9 +172,10 @@ class Stream:
             self.coalesces = True
             ACTIVE.coalesced.add(self)
         elif len(self.queue) >= self._full:
-            self._full += BATCH_PART
-            if self._full > BATCH_SIZE or self._batches.unanswered < 2:
+            if self._full == BATCH_SIZE or self._batches.unanswered < 2:
                 self.flush()  # before: a command whose issue raises is not sent
+            else:
+                self._full = BATCH_SIZE
         self.queue.append((command, site, written))
         if self.quiet:
             self.quiet = False
@@ -305,10 +306,10 @@ class Stream:
             commands.append(command)
             for record in written:
                 record.written = first + len(sites)
-            if type(site) is CallSites:
+            if isinstance(site, CallSites):
                 sites += site
             else:
-                sites.append(cast("CallSite | None", site))
+                sites.append(site)
         self._bytes += sum(map(nbytes_of, objects))
         if self._group.observer is not None:
             self._group.observer.sent(self.number, first, sites)
@@ -322,7 +323,8 @@ class Stream:
             raise
         finally:
             current.reset(token)
-        self._full = BATCH_PART
+        # Waiting workers are faster than the controller, and each batch wakes them: larger ones are better.
+        self._full = BATCH_PART if self._batches.unanswered else BATCH_SIZE
         future.watched += 1  # its error is raised at the next use of the mesh
         when_done(future, self._on_reply)
         batch = CommandBatch(number, first, sites, first_byte, future)
@@ -334,8 +336,9 @@ class Stream:
         return list(starmap(self.queue.popleft, repeat((), len(self.queue))))
 
     def _on_reply(self, _: object) -> None:
-        if not self.quiet:  # with nothing in flight the ranks wait for the controller, so larger batches help
-            FLUSHER.schedule(self, 0.0 if self.in_flight and len(self.queue) >= BATCH_PART else WAIT_S, waits=False)
+        if self.awaits_reply:
+            self.awaits_reply = False
+            FLUSHER.schedule(self)
 
     def _exceeds_window(self) -> bool:
         return self._batches.exceed_window(self._issued, self._bytes)
@@ -477,6 +480,7 @@ class Stream:
         except KeyboardInterrupt as stop:
             self._explain_stop(stop)
             raise
+        self._full = BATCH_PART
         self._failures.raise_first()
         values: ValueMesh[Any] = ValueMesh(replies.extent, [values[-1] for _, (_, values, _) in replies])
         self._raise_lost([value for _, value in values if isinstance(value, Failure)])
@@ -575,6 +579,7 @@ class Stream:
         except KeyboardInterrupt as stop:
             self._explain_stop(stop)
             raise
+        self._full = BATCH_PART
         self._failures.raise_first()
 
     def _explain_stop(self, stop: KeyboardInterrupt) -> None:
