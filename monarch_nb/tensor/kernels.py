@@ -121,7 +121,7 @@ def _share(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     tensor = args[0]
     if tensor.requires_grad and is_leaf(tensor):
         tensor.reference.stream.held.register_leaf(tensor.reference.number, tensor)
-    tensor.reference.stream.handed_out(tensor.reference, str(func).removesuffix(".default"))
+    tensor.reference.stream.handed_out(tensor.reference, func)
     return MeshTensor(tensor.meta, tensor.reference)
 
 

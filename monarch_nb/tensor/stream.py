@@ -189,7 +189,7 @@ class Stream:
         """Appends a command that is sent as an object, such as `Put` or `RunFunction`."""
         self.issue((OBJECT, command), call_site())
 
-    def handed_out(self, reference: Reference, operation: str) -> None:
+    def handed_out(self, reference: Reference, func: torch._ops.OpOverload) -> None:
         """Records another handle of a tensor, by `detach` or `alias`, which workers do not need."""
 
     def begin_cell(self) -> None:

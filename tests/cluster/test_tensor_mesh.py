@@ -17,7 +17,9 @@ from torch.distributed.tensor import Replicate, Shard
 import monarch_nb
 from monarch_nb.actor import ProcMesh
 from monarch_nb.distributed import Mesh, MeshTensor, TensorError, load_safetensors, verify
+from monarch_nb.tensor.commands import RunFunction
 from tests.cluster.actor_tools import spawned
+from tests.polling import until
 from tests.unit.test_tensor_safetensors import write
 
 pytestmark = pytest.mark.timeout(120)
@@ -109,6 +111,15 @@ def test_tensors_that_nobody_refers_to_go_on_the_workers_too(mesh: Mesh) -> None
     [entry] = [record for record in mesh.stream.table.live() if record.number == t.reference.number]
     assert entry.origin is not None
     assert entry.origin.source == "t = t + 1"
+
+
+def test_operations_behind_two_batches_are_sent_without_a_further_call(mesh: Mesh) -> None:
+    for _ in range(2):
+        mesh.stream.issue_object(RunFunction(time.sleep, (0.2,), {}))
+        mesh.stream.flush()
+    t = rows(mesh, torch.ones(8, 8)) + 1
+    until(lambda: not mesh.stream.queue, "the addition is sent")
+    assert t.sum().item() == 128.0
 
 
 def test_each_process_reads_its_own_part_of_a_file(mesh: Mesh, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class Propagator(Generic[L]):
         self._leaf: type[L] = leaf
         self._planner = Planner(layout)
         self._plans: dict[tuple[object, ...], OperationPlan] = {}
+        self._operations: dict[int, torch._ops.OpOverload] = {}  # of plans, which keeps their ids from others
         self._number_free: dict[object, bool] = {}
 
     def plan(
@@ -65,7 +66,7 @@ class Propagator(Generic[L]):
 
         Raises the operation's errors on local tensors of these shapes, or a PropagationError with a remedy.
         """
-        key: list[object] = [func, torch.get_default_dtype()]
+        key: list[object] = [id(func), torch.get_default_dtype()]  # an operation computes its hash in Python
         leaves: list[L] = []
         scalars: list[float] = []
         self._read(args, key, leaves, scalars, func)
@@ -182,6 +183,7 @@ class Propagator(Generic[L]):
         leaves: Sequence[L],
         scalars: Sequence[float],
     ) -> OperationPlan:
+        self._operations[id(func)] = func
         arguments = counted_from_front(func, args, kwargs, self._shape)
         if arguments is not None:
             return self.plan(func, *arguments)[0]

@@ -142,9 +142,9 @@ class SimulatedStream(Stream):
         if memory is not None:
             self.simulation.timeline.release(memory)
 
-    def handed_out(self, reference: Reference, operation: str) -> None:
+    def handed_out(self, reference: Reference, func: torch._ops.OpOverload) -> None:
         """Counts another handle of a tensor as an operation."""
-        self._run(operation, (reference.number,), call_site(2))
+        self._run(str(func).removesuffix(".default"), (reference.number,), call_site(2))
 
     def _operation(self, command: tuple[object, ...], site: CallSite | None) -> None:
         number = command[0]
