@@ -114,7 +114,7 @@ class TensorError(ActorError, RuntimeError):
         if origin is not None:
             summary += f"\n  issued at {origin}"
         summary += f"\n{details}" * bool(details)
-        super().__init__(remote, summary, formatted=[first.traceback])
+        super().__init__(remote, summary, formatted=first.traceback)
         self.operation, self.origin = operation, origin
         self.failures = {
             failure.rank: RemoteException(failure.type_name, failure.text, failure.traceback, "")

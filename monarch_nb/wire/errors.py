@@ -8,7 +8,7 @@ import re
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,10 +57,10 @@ class ActorError(Exception):
     """An endpoint raised.
 
     `exception` is what it raised, on the first rank to raise; one that only lost its partner in a collective counts
-    after those with errors of their own. `exception_formatted` is its traceback as a list of lines; `message` names the
-    call; `summary` is the first line of this error: mesh, endpoint, ranks and hosts, with a line for each kind of
-    error where they differ. `failures` has the exception of each rank that raised, by its index in the mesh that was
-    called, in rank order; it is empty for an error created by hand.
+    after those with errors of their own. `exception_formatted` is its traceback as text; `message` names the call;
+    `summary` is the first line of this error: mesh, endpoint, ranks and hosts, with a line for each kind of error where
+    they differ. `failures` has the exception of each rank that raised, by its index in the mesh that was called, in
+    rank order; it is empty for an error created by hand.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ActorError(Exception):
         exception: BaseException,
         message: str = "A remote actor call has failed.",
         *,
-        formatted: Iterable[str] | None = None,
+        formatted: str | None = None,
     ) -> None:
         super().__init__(exception, message)
         self.exception = exception
@@ -79,7 +79,7 @@ class ActorError(Exception):
         self.base_ranks: dict[int, int] = {}  # of the ranks in `failures`, in the whole mesh
         self.reproducer: Callable[..., Any] | None = None  # the debugger of the process that called
         self.reproduced: BaseException | None = None  # the last error of `reproduce`
-        self.exception_formatted: list[str] = list(formatted) if formatted else format_exception(exception)
+        self.exception_formatted = "".join(format_exception(exception)) if formatted is None else formatted
 
     @classmethod
     def of_ranks(cls, failures: Mapping[int, BaseException], message: str, summary: str) -> "ActorError":
@@ -110,8 +110,8 @@ class ActorError(Exception):
         return self.reproducer(self, rank=rank, step=step, limit=limit, timeout=timeout)
 
     def __str__(self) -> str:
-        formatted = "".join(self.exception_formatted)
-        return f"{self.summary}\n Traceback of where the remote call failed (most recent call last):\n{formatted}"
+        heading = "Traceback of where the remote call failed (most recent call last):"
+        return f"{self.summary}\n {heading}\n{self.exception_formatted}"
 
     def __repr__(self) -> str:
         return f"ActorError({repr_of(self.exception)}, {self.message!r})"
@@ -257,12 +257,10 @@ def _name_hosts(exc: BaseException) -> None:
         exc.args = args
     if isinstance(exc, ActorError):
         exc.message, exc.summary = with_host_names(exc.message), with_host_names(exc.summary)
-        exc.exception_formatted = [with_host_names(line) for line in exc.exception_formatted]
+        exc.exception_formatted = with_host_names(exc.exception_formatted)
 
 
-def _rebuild_actor_error(
-    frames: dict[int, list[Frame]], message: str, summary: str, formatted: list[str]
-) -> ActorError:
+def _rebuild_actor_error(frames: dict[int, list[Frame]], message: str, summary: str, formatted: str) -> ActorError:
     codec = current_codec()
     failures = {rank: decode_exception(failure, codec) for rank, failure in frames.items()}
     error = ActorError(next(iter(failures.values())), message, formatted=formatted)

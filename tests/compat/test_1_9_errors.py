@@ -26,6 +26,7 @@ def test_an_actor_error_can_be_made_and_has_a_message() -> None:
     error = ActorError(ValueError("x"), "mine")
     assert (error.message, error.exception.args) == ("mine", ("x",))
     assert "mine" in str(error)
+    assert error.exception_formatted.splitlines()[-1] == "ValueError: x"
     assert "message" in inspect.signature(ActorError).parameters
     assert pickle.loads(pickle.dumps(error)).message == "mine"
 

@@ -160,7 +160,7 @@ def test_an_exception_goes_to_the_caller_and_the_actor_lives(raisers: Any) -> No
     assert isinstance(error.exception, ValueError)
     assert error.exception.args == ("plain words",)
     assert error.message == "Actor call raisers.plain failed."
-    assert "".join(error.exception_formatted) in text
+    assert error.exception_formatted in text
     assert raisers.alive.call().get(20).values() == [True] * 4
 
 

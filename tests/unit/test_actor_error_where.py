@@ -108,7 +108,7 @@ def test_each_rank_has_its_exception(trainers):
     assert {rank: str(cause) for rank, cause in error.failures.items()} == {1: "bad batch 1", 3: "bad batch 3"}
     assert list(error.failures) == [1, 3]
     assert error.exception is error.failures[1]  # the first in rank order, with its traceback
-    assert "raise ValueError" in "".join(error.exception_formatted)
+    assert "raise ValueError" in error.exception_formatted
 
 
 def test_errors_that_differ_are_told_by_group(trainers):
@@ -215,7 +215,7 @@ def test_errors_that_only_follow_from_anothers_come_last_and_are_folded(trainers
     )
     assert error.summary.startswith(f"{title} broke off (host ")
     assert "\n" not in error.summary
-    assert "ValueError: nan in batch 20" in "".join(error.exception_formatted)
+    assert "ValueError: nan in batch 20" in error.exception_formatted
     assert error.origin is not None
     assert error.origin[1] == 2
     assert list(error.failures) == [0, 1, 2, 3]

@@ -178,8 +178,8 @@ def test_actor_error_tells_what_failed_where():
         assert type(variant) is ActorError
         assert isinstance(variant.exception, ValueError)
         assert variant.message == "Actor call trainer.step failed."
-        assert isinstance(variant.exception_formatted, list)
         text = str(variant)
+        assert text.endswith(variant.exception_formatted)
         head = "Actor call trainer.step failed.\n Traceback of where the remote call failed (most recent call last):\n"
         assert text.startswith(head)
         assert "KeyError: 'root'" in text

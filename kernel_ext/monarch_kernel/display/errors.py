@@ -241,7 +241,7 @@ def _actor_error(error: ActorError, shell: InteractiveShell) -> str:
     raised: Any = error.exception
     kind = raised.type_name if issubclass(type(raised), RemoteException) else type(raised).__name__
     first = next(iter(text_of(raised).strip().splitlines()), "")
-    remote = "".join(error.exception_formatted).rstrip()
+    remote = error.exception_formatted.rstrip()
     heading = f"On {_first_rank(error) or 'the rank'} (most recent call last):"
     remote = with_cells(shell, remote).replace("Traceback (most recent call last):", heading, 1)
     kinds = error.summary.partition("\n")[2]  # the kinds of errors, where they differ
