@@ -162,7 +162,9 @@ class HostMesh(MeshTrait):
         extent = Extent((*self._region.labels, *dims), (*self._region.ndslice.sizes, *dims.values()))
         procs = Extent(tuple(dims), tuple(dims.values())).nelements
         if proc_bind is not None and len(proc_bind) != procs:
-            raise ValueError(f"proc_bind binds {counted(len(proc_bind), 'process')}, but there are {procs} on a host")
+            raise ValueError(
+                f"proc_bind length ({len(proc_bind)}) must equal procs_per_host ({procs}), an entry for each"
+            )
         request = ProcsWanted(
             name=name or "anon",
             hosts=self._used_hosts(),
@@ -312,10 +314,12 @@ class HostMesh(MeshTrait):
             await self.shutdown()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, HostMesh) and self.host_ids == other.host_ids and self._region == other._region
+        if not isinstance(other, HostMesh):
+            return NotImplemented
+        return self.extent == other.extent and self._used_hosts() == other._used_hosts()
 
     def __hash__(self) -> int:
-        return hash(self.host_ids[:1])  # it may grow
+        return hash(self._used_hosts()[:1])  # it may grow
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (self._record.name, self.host_ids, self._region, self._python, self._record.identity)

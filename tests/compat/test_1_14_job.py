@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, attach_to_workers, endpoint, this_host
+from monarch.actor import Actor, HostMesh, attach_to_workers, endpoint, this_host
 from monarch.job import (
     SERVICE_PROC_IDS_ENV,
     SERVICE_PROC_RANK_ENV,
@@ -118,6 +118,23 @@ def test_an_address_with_an_id_is_attached() -> None:
             hosts = attach_to_workers(ca="trust_all_connections", workers=addresses)
             assert hosts.initialized.get(30) is True
             hosts.shutdown().get(20)
+
+
+class Placed(Actor):
+    @endpoint
+    async def host(self) -> HostMesh:
+        return this_host()
+
+
+def test_this_host_in_an_actor_equals_the_slice_of_its_host() -> None:
+    with short_folder() as folder, workers_at(*(addresses := [f"ipc://{folder}/a", f"ipc://{folder}/b"])):
+        hosts = attach_to_workers(ca="trust_all_connections", workers=addresses)
+        placed = hosts.spawn_procs(per_host={"gpus": 1}).spawn("placed", Placed)
+        parts = [hosts.slice(hosts=rank) for rank in range(2)]
+        assert placed.host.call().get(30).values() == parts
+        assert parts[0] != parts[1] and hosts != parts[0]
+        assert len({*placed.host.call().get(30).values(), *parts}) == 2
+        hosts.shutdown().get(20)
 
 
 def test_jobs_have_the_methods_that_programs_call() -> None:
