@@ -115,7 +115,7 @@ def test_proc_bind_restricts_a_process_to_its_processors() -> None:
 
 
 def test_proc_bind_needs_an_entry_for_each_process_of_a_host() -> None:
-    with pytest.raises(ValueError, match="binds 1 process, but there are 2 on a host"):
+    with pytest.raises(ValueError, match=r"proc_bind length \(1\) must equal procs_per_host \(2\)"):
         this_host().spawn_procs(per_host={"x": 2}, proc_bind=[{"cpus": "0"}])
 
 
