@@ -28,7 +28,6 @@ FORMER = 64  # meshes whose values are kept
 SENT_S = 0.2  # for which points are gathered
 TAKE_S = 1.0  # for which a reader waits for points that are still being gathered,
 MOST_RANKS = 256  # of at most so many ranks
-MOST = 5000  # points that are sent at once, beyond which the oldest are left out
 
 Listener = Callable[[list[MetricPoint]], None]
 
@@ -60,6 +59,16 @@ class Series:
                 samples[: MOST_VALUES // 2] = samples[: MOST_VALUES // 2 : 2]
         while len(self._meshes) > FORMER:
             self._meshes.pop(next(iter(self._meshes)))
+
+    def points(self, meshes: Collection[str] | None = None) -> list[MetricPoint]:
+        """Returns the values of some meshes, or of all."""
+        return [
+            MetricPoint(mesh, rank, name, *sample)
+            for mesh in (self._meshes if meshes is None else meshes)
+            for name, ranks in self._meshes.get(mesh, {}).items()
+            for rank, samples in ranks.items()
+            for sample in samples
+        ]
 
     def of(self, mesh: str) -> ByName:
         """Returns a copy of the values of a mesh."""
@@ -198,7 +207,7 @@ class Points:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = threading.Lock()
-        self._waiting: list[MetricPoint] = []
+        self._waiting = Series()  # not sent yet
         self._planned = False
         self._series = Series()
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
@@ -220,7 +229,7 @@ class Points:
         with self._lock:
             points = [point if point.step is not None else self._with_step(point) for point in points]
             if self._home():
-                self._waiting += points
+                self._waiting.add(points)
                 if self._planned:
                     return
                 self._planned = True
@@ -238,17 +247,28 @@ class Points:
     def _send(self) -> None:
         with self._lock:
             self._planned = False
-            if self._runtime.part(MeshRegistry).is_left:  # the points wait for the next owner
-                self._waiting = self._waiting[-MOST:]
-                return
-            points, self._waiting = self._waiting[-MOST:], []
+            if self._runtime.part(MeshRegistry).is_left:
+                return  # the points wait for the next owner
+            points = self._taken()
+        if not points:
+            return  # a reader has fetched them
         try:
             self._runtime.post(self._home(), REPORT, MetricPoints(points))
         except TransportError:
             return  # the owner has ended
 
+    def _taken(self) -> list[MetricPoint]:
+        """Returns the unsent points, which count as sent from then on. Under the lock."""
+        waiting, self._waiting = self._waiting, Series()
+        return waiting.points()
+
+    def close(self) -> None:
+        """Sends the unsent points, as the process ends."""
+        if self._home():
+            self._send()
+
     def _on_event(self, event: Event) -> None:
-        if isinstance(event, OwnerChanged) and event.owner and self._waiting:
+        if isinstance(event, OwnerChanged) and event.owner:
             self._runtime.later(0.0, self._send)
         elif isinstance(event, MeshStopped) and event.mesh.stopped is not None:
             for mesh, export in tuple(self._exports):
@@ -267,8 +287,7 @@ class Points:
 
     def _on_take(self, _: Done, asker: Asker[MetricPoints]) -> MetricPoints:
         with self._lock:
-            points, self._waiting = self._waiting[-MOST:], []
-        return MetricPoints(points)
+            return MetricPoints(self._taken())
 
     def _fetch(self, mesh: Handle[MeshState]) -> None:
         """Fetches unsent points from the processes of a mesh: all that were reported before a call was answered.
@@ -278,7 +297,7 @@ class Points:
         state = state_of(mesh)
         procs = proc_state_of(state)
         ranks = tuple(region_of(mesh).ranks())
-        if self._home() or len(ranks) > MOST_RANKS or state.stopped is not None:
+        if self._home() or len(ranks) > MOST_RANKS or procs.stopped is not None:
             return
         failed = {rank.rank for rank in describe(procs).having("failed")}
         addresses = dict.fromkeys(procs.address(rank) for rank in ranks if rank not in failed)
@@ -315,10 +334,7 @@ class Points:
 
         export = MetricsExport(state.name, target, options, rank_of, lambda export: self._end_export(mesh, export))
         with self._lock:
-            for uid in (state.uid, *_actors(state)):
-                for name, ranks in self._series.of(uid).items():
-                    for rank, samples in ranks.items():
-                        export.put([MetricPoint(uid, rank, name, *sample) for sample in samples])
+            export.put(self._series.points((state.uid, *_actors(state))))
             self._listeners.append(export.put)
             self._exports.append((mesh, export))
         return export

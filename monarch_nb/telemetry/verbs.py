@@ -17,7 +17,7 @@ class MetricPoint(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MetricPoints(msgspec.Struct, array_like=True, frozen=True):
-    """Values, in the order of their reports."""
+    """Values; those of one name and rank are in the order of their reports."""
 
     points: list[MetricPoint]
 

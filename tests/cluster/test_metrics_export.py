@@ -73,6 +73,21 @@ def test_former_and_later_values_are_written_once_by_rank(own_procs: ProcMesh, t
     assert repr(export) == "<export of learners's metrics to test: 6 values written, closed>"
 
 
+@pytest.mark.parametrize("of", ["actors", "processes"])
+def test_values_of_the_last_call_before_a_stop_are_written(
+    own_procs: ProcMesh, targets: list[Target], of: str
+) -> None:
+    learners = own_procs.spawn("learners", Learner)
+    export = (learners if of == "actors" else own_procs).metrics.export("test")
+    learners.learn.call(1, 2).get()
+    (learners if of == "actors" else own_procs).stop().get()
+    until(lambda: targets[0].closed)
+    assert sorted((rank, step) for rank, _, step, _ in targets[0].values) == [
+        (f"gpus={rank}", step) for rank in range(2) for step in (1, 2)
+    ]
+    assert export.written == 4
+
+
 def test_an_export_of_processes_has_actors_that_come_later(own_procs: ProcMesh, targets: list[Target]) -> None:
     with own_procs.slice(gpus=1).metrics.export("test"):
         own_procs.spawn("learners", Learner).learn.call(7).get()

@@ -7,7 +7,7 @@ from typing import Any
 from monarch_nb.mesh.mesh_events import OwnerChanged
 from monarch_nb.shape import Extent
 from monarch_nb.telemetry import Metrics
-from monarch_nb.telemetry.points import FORMER, MOST, MOST_VALUES, Points, Series
+from monarch_nb.telemetry.points import FORMER, MOST_VALUES, Points, Series
 from monarch_nb.telemetry.verbs import MetricPoint, MetricPoints
 
 
@@ -108,11 +108,30 @@ def test_reports_within_a_short_time_travel_together_and_count_steps() -> None:
     assert len(process.later) == 2, "what comes later goes later"
 
 
-def test_of_a_flood_of_values_the_latest_are_sent() -> None:
+def test_a_flood_of_one_value_leaves_the_others_whole_and_is_thinned() -> None:
     process = Process("h/home")
-    process.points.note(report(*range(MOST + 10)))
+    for step in range(2 * MOST_VALUES):
+        process.points.note([point(float(step), name="flood")])
+        if step % 4 == 0:
+            process.points.note([point(float(step))])
     process.later[0]()
-    assert [point.value for point in process.sent[0][1]] == list(range(10, MOST + 10))
+    [(_, points)] = process.sent
+    losses = [sent.value for sent in points if sent.name == "loss"]
+    assert losses == [float(step) for step in range(0, 2 * MOST_VALUES, 4)]
+    flood = [sent.value for sent in points if sent.name == "flood"]
+    assert len(flood) < MOST_VALUES
+    assert (flood[0], flood[-1]) == (0.0, 2.0 * MOST_VALUES - 1)
+
+
+def test_a_process_that_ends_sends_what_it_has_gathered() -> None:
+    process, home = Process("h/home"), Process()
+    process.points.note(report(1.0))
+    process.points.close()
+    assert [(dst, [point.value for point in points]) for dst, points in process.sent] == [("h/home", [1.0])]
+    process.later[0]()
+    home.points.close()
+    assert len(process.sent) == 1
+    assert home.sent == []
 
 
 def test_metrics_are_stored_at_home_and_forwarded_in_between() -> None:
