@@ -6,6 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TextIO
 
 from monarch_nb.logs.lines import Line, Written, lines_of, merged, mesh_of, prefix
 from monarch_nb.logs.mesh_logs import LogOptions, MeshLogs
@@ -95,8 +97,6 @@ class Forwarding:
             try:
                 self._receiver.cut_stale(STALE_SECONDS)
                 self.flush()
-            except (OSError, ValueError):  # the reader is gone
-                return
             except Exception:
                 logger.exception("output of processes could not be written")
 
@@ -126,6 +126,14 @@ class Forwarding:
 
 
 def _write(text: str) -> None:
-    if text:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    """Writes what standard output takes; it may have no reader any more, or not know all characters."""
+    output: TextIO | None = sys.stdout  # None where the program was started without one
+    if not text or output is None:
+        return
+    with suppress(OSError, ValueError):  # no reader, or closed: the logs have the lines
+        try:
+            output.write(text)
+        except UnicodeEncodeError:
+            encoding = getattr(output, "encoding", None) or "ascii"
+            output.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        output.flush()

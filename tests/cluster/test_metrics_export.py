@@ -74,9 +74,7 @@ def test_former_and_later_values_are_written_once_by_rank(own_procs: ProcMesh, t
 
 
 @pytest.mark.parametrize("of", ["actors", "processes"])
-def test_values_of_the_last_call_before_a_stop_are_written(
-    own_procs: ProcMesh, targets: list[Target], of: str
-) -> None:
+def test_values_of_the_last_call_before_a_stop_are_written(own_procs: ProcMesh, targets: list[Target], of: str) -> None:
     learners = own_procs.spawn("learners", Learner)
     export = (learners if of == "actors" else own_procs).metrics.export("test")
     learners.learn.call(1, 2).get()

@@ -1,5 +1,6 @@
 """Lines as scripts show them: their ranks, equal ones once, windows, and muted meshes."""
 
+import io
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from monarch_nb.logs.forwarding import Forwarding, Windows
 from monarch_nb.logs.lines import Sources, mesh_of, rank_of
 from monarch_nb.logs.mesh_logs import LogOption, LogOptions
 from monarch_nb.settings import settings
+from tests.polling import until
 from tests.unit.log_tools import Cluster
 
 pytestmark = pytest.mark.timeout(30)
@@ -114,6 +116,34 @@ def test_the_end_of_a_program_waits_for_output_before_its_replies(script: Script
     script.logs.close()
     script.write(0, "to nobody\n")
     assert capsys.readouterr().out == ""
+
+
+def test_characters_unknown_to_standard_output_are_escaped(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", output)
+    for line in ("before\n", "h\u00e9llo \u2713\n", "after\n"):
+        script.write(0, line)
+        script.logs.settle()
+    lines = output.buffer.getvalue().decode().splitlines()
+    assert lines == [f"[workers gpus=0] {text}" for text in ("before", "h\\xe9llo \\u2713", "after")]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_output_goes_on_after_a_time_without_standard_output(
+    script: Script, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    output = io.StringIO()
+    output.close()
+    monkeypatch.setattr("sys.stdout", output if closed else None)
+    script.write(0, "to nobody\n")
+    presenter = script.logs._presenter
+    assert isinstance(presenter, Forwarding)
+    until(lambda: not presenter._windows._new)
+    reader = io.StringIO()
+    monkeypatch.setattr("sys.stdout", reader)
+    script.write(0, "after\n")
+    until(lambda: "after" in reader.getvalue())
+    assert reader.getvalue() == "[workers gpus=0] after\n"
 
 
 @pytest.mark.parametrize(("named", "line"), [(True, "[workers gpus=0] x\n"), (False, "x\n")])
