@@ -195,7 +195,10 @@ def line_count(blocks: Blocks) -> int:
 
 
 class LogFile:
-    """Appends to `path`; a full file becomes `path.1`, that one `path.2`, and so on; the oldest is deleted."""
+    """Appends to `path`; a full file becomes `path.1`, that one `path.2`, and so on; the oldest is deleted.
+
+    A file that was deleted is created again, with its folder.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -208,6 +211,8 @@ class LogFile:
     def write(self, data: bytes) -> bool:
         """Appends output; returns whether that succeeded. After a failed attempt, a line in the file says so."""
         try:
+            if self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
+                self.close()  # somebody has deleted it
             if self._fd < 0:
                 self._open()
             if self._size and self._size + len(data) > self._most:

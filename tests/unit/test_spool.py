@@ -4,6 +4,7 @@ import io
 import os
 import random
 import resource
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -162,6 +163,19 @@ def test_a_full_disk_is_noted_in_the_file_later(tmp_path: Path) -> None:
     file.close()
     assert file.write(b"kept\n")
     assert path.read_text() == "[output is missing here: No space left on device]\nkept\n"
+
+
+def test_a_deleted_log_file_is_created_again_with_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "w.log"
+    file = LogFile(path)
+    file.write(b"one\n")
+    path.unlink()
+    assert file.write(b"two\n")
+    assert path.read_text() == "two\n"
+    shutil.rmtree(path.parent)
+    assert file.write(b"three\n")
+    assert path.read_text() == "three\n"
+    file.close()
 
 
 def test_journals_on_a_full_disk_neither_raise_nor_lose_later_text(base: str, tmp_path: Path) -> None:
