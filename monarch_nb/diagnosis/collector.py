@@ -275,7 +275,7 @@ def _evidence(
     for state in actors:  # a breakpoint stops an actor, not its process
         states.update({rank: kind for rank, kind in _states(state)[0].items() if kind == "paused"})
     calls = [
-        UnansweredCall(call.call, call.title, frozenset(call.missing_ranks()), call.size)
+        UnansweredCall(call.call, call.title, frozenset(call.missing_ranks()), call.size, time.monotonic() - call.began)
         for call in _calls_of(runtime, procs)
     ]
     for rank in states.keys() - after.keys():

@@ -39,6 +39,7 @@ class UnansweredCall:
     title: str  # "trainers.step"
     missing: frozenset[int]  # base ranks
     size: int
+    seconds: float = 0.0  # since it was sent; 0 where that is not known
 
 
 @dataclass(frozen=True)
@@ -268,8 +269,14 @@ def _has_moved(procs: Procs, rank: int, key: GroupKey) -> bool:
 
 def _has_left(procs: Procs, rank: int, running: EndpointRun) -> bool:
     """Returns whether a rank ran another call, or was at another line, at the first look."""
-    before = _running(procs.before[rank]) if rank in procs.before else None
-    return before is None or before.call != running.call or before.lines != running.lines
+    before = _earlier(procs, rank, running)
+    return before is None or before.lines != running.lines
+
+
+def _earlier(procs: Procs, rank: int, running: EndpointRun) -> EndpointRun | None:
+    """Returns the same run at the first look."""
+    runs = procs.before[rank].running if rank in procs.before else ()
+    return next((run for run in runs if (run.call, run.mesh) == (running.call, running.mesh)), None)
 
 
 def _late(procs: Procs, groups: Sequence[_Group], culprits: Set[int]) -> Iterator[Finding]:
@@ -414,20 +421,29 @@ def is_in_unrecorded(evidence: Evidence) -> bool:
 
 def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
     """Yields findings about ranks that have not answered a call as others have, unless collectives explain it."""
+    named = set[int]()
     for call in procs.calls:
         rest = sorted(call.missing)
         if not rest or explained & call.missing or len(rest) == call.size:
             continue  # explained, or all ranks are missing
-        alike: dict[tuple[str, str, bool], list[int]] = {}
+        alike: dict[tuple[str, str, bool, str], list[int]] = {}
+        seconds = 0.0
         for rank in rest:
-            alike.setdefault(_action(procs, rank), []).append(rank)
-        seconds = max((running.seconds for rank in rest for running in _runs_of(procs, rank, call.call)), default=0.0)
+            run, behind = _holding(procs, rank, call.call), ""
+            if run is not None:
+                is_queued = run.call != call.call
+                if is_queued and rank in named:
+                    continue
+                behind = f", which waits behind {run.actor}.{run.endpoint}()" if is_queued else ""
+                seconds = max(seconds, min(run.seconds, call.seconds) if is_queued else run.seconds)
+            alike.setdefault((*_action(procs, rank, run), behind), []).append(rank)
         if seconds < procs.patience:
             continue
-        for (action, source, sure), ranks in alike.items():
+        for (action, source, sure, behind), ranks in alike.items():
             has = _verb(ranks, "has")
-            late = f"{has} not answered {call.title}() for {_seconds(seconds)}"
+            late = f"{has} not answered {call.title}() for {_seconds(seconds)}{behind}"
             text = f"{procs.where(ranks)} alone {late}; {_clause(action, ranks)}"
+            named.update(ranks)
             sure = sure and len(rest) * 2 < call.size and not any(is_in_unrecorded(procs.after[rank]) for rank in ranks)
             yield Finding("stuck" if sure else "waiting_on", procs.name, tuple(ranks), text, source, sure)
     for rank, title in _ends_of_chains(procs):
@@ -453,19 +469,20 @@ def _ends_of_chains(procs: Procs) -> Iterator[tuple[int, str]]:
 # -- what a rank does --------------------------------------------------------------------------------------------------
 
 
-def _action(procs: Procs, rank: int) -> tuple[str, str, bool]:
+def _action(procs: Procs, rank: int, run: EndpointRun | None = None) -> tuple[str, str, bool]:
     """Returns what a rank does, the program's line, and whether the rank does nothing that could end by itself.
 
-    A rank that computes, or has moved between the two looks, may still reach the point where others wait.
+    Without `run`, of its endpoints the one that has run longest counts. A rank that computes, or has moved between the
+    two looks, may still reach the point where others wait.
     """
     after = procs.after.get(rank)
     if after is None:
         return "did not answer", "", False
-    running = _running(after)
+    running = run or _running(after)
     if running is None:
         return "runs nothing: its call has ended", "", True
     now, source = _line_text(running.lines), _source(running.lines)
-    before = _running(procs.before[rank]) if rank in procs.before else None
+    before = _earlier(procs, rank, running)
     if before is None or _has_left(procs, rank, running):
         return f"runs {now}", source, False
     if "R" in (running.state, before.state) or running.processor - before.processor > COMPUTES_S:
@@ -511,6 +528,13 @@ def _running(evidence: Evidence) -> EndpointRun | None:
 def _runs_of(procs: Procs, rank: int, call: str) -> Iterator[EndpointRun]:
     if rank in procs.after:
         yield from (running for running in procs.after[rank].running if running.call == call)
+
+
+def _holding(procs: Procs, rank: int, call: str) -> EndpointRun | None:
+    """Returns the run of a call on a rank, or else the one behind which the call waits in an actor's queue."""
+    runs = procs.after[rank].running if rank in procs.after else ()
+    queued = (run for run in sorted(runs, key=lambda run: -run.seconds) if call in run.queued)
+    return next((run for run in runs if run.call == call), next(queued, None))
 
 
 def _line_text(lines: Sequence[StackLine]) -> str:

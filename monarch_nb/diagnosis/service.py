@@ -38,6 +38,7 @@ from monarch_nb.diagnosis.verbs import (
 )
 from monarch_nb.host.linux import child_processes, processor_time, state_letter, times_paused
 from monarch_nb.runtime import ActorCell, Runtime
+from monarch_nb.runtime.actors.runs import ActorRun, frames_of, queued_calls, runs_of
 from monarch_nb.wire import ENGINE, Asker, is_users_file
 
 if TYPE_CHECKING:
@@ -111,41 +112,42 @@ class Inspection:
     def _running(
         self, cells: tuple[ActorCell, ...], frames: dict[int, FrameType], locks: LockWaits
     ) -> Iterator[EndpointRun]:
-        slow_rank = import_module("monarch_nb.diagnosis.slow_rank")
         for cell in cells:
-            running = cell.running
-            if running is None:
-                continue
-            call, endpoint, since = running
-            thread = cell.executor.thread
-            native, frame = thread.native_id or 0, frames.get(thread.ident or 0)
-            lines = _lines(frame)
-            children = child_processes() if _is_for_children(lines) else []
-            helpers = _helpers(thread)
-            idle = self._idle_seconds(native)
-            yield EndpointRun(
-                cell.mesh,
-                cell.rank,
-                cell.spec.name,
-                endpoint,
-                call,
-                time.monotonic() - since,
-                thread.ident or 0,
-                lines,
-                state_letter(native),
-                _processor_seconds(native),
-                _transferred(native),
-                tuple(self._waits(cell)),
-                "" if frame is None else slow_rank.callee_of(frame.f_code, frame.f_lasti),
-                tuple(_peers(frame)),
-                _wake_count(native),
-                sum(map(_processor_seconds, helpers)) + sum(processor_time(child) or 0.0 for child in children),
-                bool(children),
-                idle,
-                locks.of(thread.ident or 0),
-                sum(max(0, _wake_count(helper)) for helper in helpers),
-                sum(max(0, times_paused(helper)) for helper in helpers),
-            )
+            for run in runs_of(cell):
+                yield self._run(cell, run, frames, locks)
+
+    def _run(self, cell: ActorCell, run: ActorRun, frames: dict[int, FrameType], locks: LockWaits) -> EndpointRun:
+        slow_rank = import_module("monarch_nb.diagnosis.slow_rank")
+        thread = cell.executor.thread
+        native, frame = thread.native_id or 0, frames.get(thread.ident or 0)
+        lines = _lines(frames_of(run, frame))
+        children = child_processes() if _is_for_children(lines) else []
+        helpers = _helpers(thread)
+        idle = self._idle_seconds(native)
+        return EndpointRun(
+            cell.mesh,
+            cell.rank,
+            cell.spec.name,
+            run.endpoint,
+            run.call,
+            time.monotonic() - run.since,
+            thread.ident or 0,
+            lines,
+            state_letter(native),
+            _processor_seconds(native),
+            _transferred(native),
+            tuple(self._waits(cell)),
+            "" if frame is None else slow_rank.callee_of(frame.f_code, frame.f_lasti),
+            tuple(_peers(frame)),
+            _wake_count(native),
+            sum(map(_processor_seconds, helpers)) + sum(processor_time(child) or 0.0 for child in children),
+            bool(children),
+            idle,
+            locks.of(thread.ident or 0),
+            sum(max(0, _wake_count(helper)) for helper in helpers),
+            sum(max(0, times_paused(helper)) for helper in helpers),
+            queued_calls(cell),
+        )
 
     def _idle_seconds(self, thread: int) -> float:
         """Returns the seconds for which a thread has not run, as far as earlier inspections show."""
@@ -239,17 +241,18 @@ def _wake_count(thread: int) -> int:
     return times_paused(thread)
 
 
-def _lines(frame: FrameType | None) -> tuple[StackLine, ...]:
+def _lines(frames: Iterable[FrameType]) -> tuple[StackLine, ...]:
     """Returns the user's part of a stack, innermost first, up to the library's code that runs endpoints."""
     lines: list[StackLine] = []
-    while frame is not None and len(lines) < MOST_LINES:
+    for frame in frames:
         code = frame.f_code
         if not code.co_filename.startswith(ENGINE):
             line = frame.f_lineno or code.co_firstlineno
             lines.append(StackLine(code.co_filename, line, code.co_qualname, is_users_file(code.co_filename)))
         elif any(line.users for line in lines):
             break
-        frame = frame.f_back
+        if len(lines) == MOST_LINES:
+            break
     return tuple(lines)
 
 

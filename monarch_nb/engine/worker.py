@@ -113,7 +113,7 @@ def _constructed() -> tuple[str, int] | None:
     """Returns the actor whose `__init__` runs on this thread."""
     context = current.get()
     cell = context.actor_instance.cell if context is not None else None
-    return (cell.mesh, cell.rank) if isinstance(cell, ActorCell) and cell.constructing else None
+    return (cell.mesh, cell.rank) if isinstance(cell, ActorCell) and cell.constructing is not None else None
 
 
 def host_console(runtime: Runtime, spec: ProcSpec, console: Actor, *, runs_on: RunsOn = RunsOn.ITS_OWN) -> ActorCell:

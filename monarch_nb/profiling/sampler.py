@@ -15,6 +15,7 @@ from typing import Any
 
 from monarch_nb.profiling.verbs import Samples, StackFrame, Weight
 from monarch_nb.runtime import ActorCell
+from monarch_nb.runtime.actors.runs import suspended_frames
 from monarch_nb.wire import ENGINE, is_users_file
 
 Step = tuple[int, int]  # number of a frame's code, and its current instruction
@@ -71,7 +72,7 @@ class Stacks:
     def _of_actor(self, cell: ActorCell, frame: types.FrameType | None) -> Stack:
         stack = self._user_part(self._walk(frame))
         if not stack and cell.running is not None:
-            stack = self._user_part(self._suspended(cell))
+            stack = self._user_part([self._step(frame) for frame in suspended_frames(cell.task)])
         return tuple(stack)
 
     def _walk(self, frame: types.FrameType | None) -> list[Step]:
@@ -88,19 +89,6 @@ class Stacks:
             self._codes[number] = code
             self._kinds[number] = _kind(code)
         return number, frame.f_lasti
-
-    def _suspended(self, cell: ActorCell) -> list[Step]:
-        """Returns the stack of a suspended async actor: its endpoint's coroutine, and the coroutines that it awaits."""
-        task = cell.task
-        waiting = task.get_coro() if task is not None and not task.done() else None
-        stack: list[Step] = []
-        while waiting is not None:
-            frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
-            if frame is None:
-                break
-            stack.append(self._step(frame))
-            waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
-        return stack
 
     def _user_part(self, stack: list[Step]) -> list[Step]:
         """Returns the user's part of a stack: below the library's frames, to the first call back into the library."""

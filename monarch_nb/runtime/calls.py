@@ -7,6 +7,7 @@ import itertools
 import math
 import pickle
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -121,6 +122,7 @@ class PendingCall(Generic[R]):
         self.title = title  # "trainers.step"
         self.mesh = mesh
         self.call = process.new_call()
+        self.began = time.monotonic()
         self.caller = process.context()  # the message whose handling made it
         self.size = size
         self._ranks = ranks

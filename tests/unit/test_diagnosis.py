@@ -252,6 +252,26 @@ def test_one_rank_that_has_not_answered_a_call_is_stuck() -> None:
     assert finding.text.startswith("ranks [1] alone has not answered trainers.step() for 34 s; it sits in Queue.get")
 
 
+def test_a_call_behind_another_is_explained_by_that_once() -> None:
+    held = rank(1, running(IN_QUEUE, queued=("c2", "c3")), groups=())
+    after = {0: rank(0, groups=()), 1: held, 2: rank(2, groups=())}
+    calls = [UnansweredCall(call, "trainers.answer", frozenset({1}), 3, seconds=9.0) for call in ("c2", "c3")]
+    (finding,) = judge(procs(after, calls=calls))
+    assert (finding.kind, finding.ranks, finding.source) == ("stuck", (1,), "/home/data.py:19")
+    assert finding.text.startswith(
+        "ranks [1] alone has not answered trainers.answer() for 9.0 s, which waits behind trainers.step(); it sits in"
+    )
+    recent = UnansweredCall("c2", "trainers.answer", frozenset({1}), 3, seconds=0.5)
+    assert judge(procs(after, calls=[recent])) == ()
+
+
+def test_a_rank_is_explained_by_the_run_of_the_call() -> None:
+    server = msgspec.structs.replace(running(IN_REDUCE), call="c0", seconds=100.0, mesh="n")
+    after = {0: rank(0, groups=()), 1: rank(1, server, running(IN_QUEUE), groups=()), 2: rank(2, groups=())}
+    (finding,) = judge(procs(after, calls=(UnansweredCall("c1", "trainers.step", frozenset({1}), 3),)))
+    assert finding.source == "/home/data.py:19"
+
+
 def test_a_diagnosis_shows_suspicions_as_such() -> None:
     sure, unsure = (Finding("stuck", "workers", (1,), "it sits", sure=sure) for sure in (True, False))
     assert str(Diagnosis((sure, unsure), "3 processes")) == (

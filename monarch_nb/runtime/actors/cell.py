@@ -84,11 +84,11 @@ class ActorCell:
         self.running: _Run | None = None
         self.recorded: _Run | None = None  # the last one that a timeline has
         self.began: tuple[str, float] | None = None  # the last call, and when
-        self.constructing = False  # `__init__` runs
+        self.constructing: _Run | None = None  # `__init__` runs
         self.calls = 0  # messages that were begun, for statistics
         self.errors = 0  # those that raised
         self.task: asyncio.Task[object] | None = None
-        self._calls: dict[str, asyncio.Task[object] | None] = {}  # async endpoints that run, by call
+        self.async_runs: dict[str, tuple[asyncio.Task[object] | None, _Run]] = {}  # by call
         self._interrupts = InterruptWindow(process.clock)
         self._unanswered: Header | None = None  # the message that a sync endpoint runs
         self._forks = FORKS[0]
@@ -194,7 +194,7 @@ class ActorCell:
                 obj = _new(cls, args, kwargs)
                 self.process.arm(self, cls)
                 init = obj.__init__ if self.watch is None else self.watch(obj.__init__)
-                self.constructing = True
+                self.constructing = (header.call, "__init__", time.monotonic())
                 self._interrupts.begin()
                 init(*args, **kwargs)
                 self._interrupts.end()
@@ -211,7 +211,7 @@ class ActorCell:
             else:  # it was stopped before it had begun
                 self._refuse_call(header)
         finally:
-            self.constructing = False
+            self.constructing = None
             self._spawn = (header, None)
             self.process.log.end(origin)
             current.reset(token)
@@ -270,11 +270,11 @@ class ActorCell:
         """Replaces the object by another one of the same arguments."""
         args, kwargs = arguments.load(self.process)
         obj = _new(cls, args, kwargs)
-        self.constructing = True
+        self.constructing = self.running
         try:
             obj.__init__(*args, **kwargs)
         finally:
-            self.constructing = False
+            self.constructing = None
         self.obj, self.endpoints = obj, endpoints_of(cls)
 
     def _begin(self, header: Header, parcel: "Parcel") -> "_Entered | None":
@@ -346,7 +346,7 @@ class ActorCell:
         if entered is None:
             return
         end_span = continued(header.trace) if header.trace else None
-        self._calls[header.call] = asyncio.current_task()
+        self.async_runs[header.call] = asyncio.current_task(), entered[1]
         try:
             method, args, kwargs = self._open(header, parcel)
             result = method(*args, **kwargs)
@@ -356,7 +356,7 @@ class ActorCell:
         finally:
             if end_span is not None:
                 end_span()
-            self._calls.pop(header.call, None)
+            self.async_runs.pop(header.call, None)
             if self.running is entered[1]:
                 self.running = None
             self._leave(header, entered)
@@ -452,7 +452,7 @@ class ActorCell:
             return
 
         def cancel() -> None:
-            task = self._calls.get(call)
+            task, _ = self.async_runs.get(call, (None, None))
             if task is not None:
                 task.cancel("the call was cancelled")
             end_waits()
@@ -461,8 +461,8 @@ class ActorCell:
 
     def running_now(self) -> dict[str, object]:
         """Returns the calls whose endpoints run, each with a mark that no other run of them has."""
-        running = self.running
-        return {**self._calls, running[0]: running} if running is not None else dict(self._calls)
+        runs = [run for _, run in tuple(self.async_runs.values())]
+        return {run[0]: run for run in (*runs, self.running) if run is not None}
 
     @property
     def on_interrupt(self) -> Callable[[], None] | None:
@@ -475,7 +475,7 @@ class ActorCell:
         if self.on_interrupt is not None:
             self.on_interrupt()
         if isinstance(executor, AsyncExecutor):
-            executor.post_control(lambda: [task.cancel() for task in tuple(self._calls.values()) if task is not None])
+            executor.post_control(lambda: [task.cancel() for task, _ in tuple(self.async_runs.values()) if task])
         if executor.thread.ident is not None:
             self._interrupts.interrupt(executor.thread)
 
