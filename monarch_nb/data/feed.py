@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from math import prod
 from typing import Any, ClassVar, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,7 +14,7 @@ from weakref import WeakKeyDictionary
 from monarch_nb.mesh import this_proc
 from monarch_nb.mesh.declare import Actor, concurrent_endpoint
 from monarch_nb.mesh.handle import state_of
-from monarch_nb.runtime import Future, Runtime, current_runtime
+from monarch_nb.runtime import Future, Runtime, current_runtime, reported_elsewhere
 from monarch_nb.shape import Extent, Point
 from monarch_nb.wire import Encoded, encode
 
@@ -141,6 +142,7 @@ class Ledger:
     def __init__(self, ranks: int, ahead: int) -> None:
         self.done = [0] * ranks  # steps that each rank has finished
         self.ended: int | None = None  # the number of steps, once known
+        self.rows = 0  # of the steps that all ranks have finished
         self._ahead = ahead
         self._steps: deque[Step] = deque()
         self._first = 0  # the number of the first step held
@@ -180,7 +182,7 @@ class Ledger:
         self.done[rank] = max(self.done[rank], steps)
         first = self._first
         while self._steps and self._first < self.slowest:
-            self._steps.popleft()
+            self.rows += self._steps.popleft().rows
             self._first += 1
         return self._first > first
 
@@ -211,7 +213,6 @@ class ServedFeed:
         self._reading: asyncio.Task[None] | None = None
         self._failed: BaseException | None = None
         self._changed = asyncio.Condition()
-        self._rows_of_steps: list[int] = []
         self._bytes = 0
 
     async def pull(self, part: int, step: int) -> Encoded | None:
@@ -246,7 +247,7 @@ class ServedFeed:
     def progress(self) -> Progress:
         """Returns the progress of the feed."""
         ledger = self.ledger
-        return list(ledger.done), ledger.ended, ledger.held, sum(self._rows_of_steps[: ledger.slowest]), self._bytes
+        return list(ledger.done), ledger.ended, ledger.held, ledger.rows, self._bytes
 
     def _read_on(self) -> None:
         """Starts to read the next step unless a read is in progress. Raises the error of the source."""
@@ -264,7 +265,6 @@ class ServedFeed:
                 if step is None:
                     self._rows = Rows(())  # releases the source
                 else:
-                    self._rows_of_steps.append(step.rows)
                     self._bytes += step.nbytes
                 async with self._changed:
                     self._changed.notify_all()
@@ -276,7 +276,18 @@ class ServedFeed:
                 self._changed.notify_all()
 
     def _next(self, runtime: Runtime) -> Step | None:
-        """Reads a step; None after the last. Runs on a thread of its own."""
+        """Reads a step; None after the last. Runs on a thread of its own.
+
+        Raises RuntimeError for an error of the source that asyncio would take for a request to the task that waits.
+        """
+        try:
+            return self._encoded_step(runtime)
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, CancelledError):
+                raise
+            raise RuntimeError(f"the source of the feed raised {type(error).__name__}: {error}") from error
+
+    def _encoded_step(self, runtime: Runtime) -> Step | None:
         parts: list[Encoded | None] = []
         count = nbytes = 0
         for _ in range(self._parts):
@@ -398,6 +409,9 @@ class Feed:
             raise ValueError(f"arrays is torch or numpy, not {arrays!r}")
         if batch_size < 1 or prefetch < 1:
             raise ValueError("batch_size and prefetch are at least 1")
+        self._before = int((state or {}).get("rows", 0))
+        if self._before < 0:
+            raise ValueError(f"the state has {self._before} rows: it is none of a feed")
         self._extent: Extent = mesh.extent
         labels = self._extent.labels
         self._split = tuple(labels) if split is None else (split,) if isinstance(split, str) else tuple(split)
@@ -406,7 +420,6 @@ class Feed:
             raise ValueError(f"the mesh has no dimension {unknown[0]}; it has {', '.join(labels) or 'none'}")
         self._prefetch, self._arrays = prefetch, arrays
         rows = Rows(batches_of(source))
-        self._before = int((state or {}).get("rows", 0))
         if rows.skip(self._before) < self._before:
             raise ValueError(f"the state is of {self._before:,} rows, and the source has fewer: it is another source")
         parts = prod(self._extent[name] for name in self._split) if self._split else 1
@@ -469,6 +482,7 @@ class Feed:
     def _ask(self, rank: int, part: int, step: int, done: int) -> Future[Batch | None]:
         pull: Any = self._server.pull  # typed as encoded; arrives decoded
         future: Future[Batch | None] = pull.call_one(self._number, rank, part, step, done)
+        reported_elsewhere(future)  # of batches asked ahead, whoever iterates needs no error
         return future
 
     def _mine(self) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, heal_mesh, this_host
 from monarch_nb.data import Feed
 from monarch_nb.data.feed import Rows, ServedFeed
+from monarch_nb.runtime import unretrieved
 from monarch_nb.wire import decode
 from tests.cluster.actor_tools import Faults
 from tests.polling import until
@@ -61,6 +63,17 @@ class Reader(Actor):
         for number, _ in enumerate(feed, 1):
             if number == count:
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    @endpoint
+    def unread_errors(self, feed: Feed) -> list[BaseException]:
+        """The errors of batches asked ahead that are reported, after the feed has failed."""
+        errors: list[BaseException] = []
+        report, unretrieved.report = unretrieved.report, lambda error, count: errors.append(error)
+        with pytest.raises(ActorError):
+            list(feed)
+        unretrieved.close()
+        unretrieved.report = report
+        return errors
 
     @endpoint
     def own_feed(self, mesh: Any) -> Feed:
@@ -212,16 +225,20 @@ def test_a_feed_state_resumes_on_a_mesh_of_another_shape(readers: Any) -> None:
     assert feed.state_dict() == {"rows": 100}
     with pytest.raises(ValueError, match="it is another source"):
         feed_of(batches(5, 5), readers, batch_size=1, state=state)
+    with pytest.raises(ValueError, match="-1 rows"):
+        feed_of(batches(5, 5), readers, batch_size=1, state={"rows": -1})
 
 
-def test_a_source_that_fails_fails_whoever_waits_with_its_words(readers: Any) -> None:
+@pytest.mark.parametrize("error", [OSError, CancelledError, asyncio.CancelledError, SystemExit, KeyboardInterrupt])
+def test_a_source_that_fails_fails_whoever_waits_with_its_words(readers: Any, error: type[BaseException]) -> None:
     def broken() -> Iterator[dict[str, Any]]:
         yield {"x": np.arange(4)}
-        raise OSError("the disk is gone")
+        raise error("the disk is gone")
 
     feed = feed_of(broken(), readers, batch_size=1)
     with pytest.raises(ActorError, match="the disk is gone"):
         readers.rows.call(feed).get(60)
+    assert readers.unread_errors.call(feed).get(60).values() == [[]] * 4
     feed.stop()
 
 

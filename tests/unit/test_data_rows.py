@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from monarch_nb.data import ArrowError
-from monarch_nb.data.feed import Ledger, Rows, batches_of, rows_of
+from monarch_nb.data.feed import Ledger, Rows, Step, batches_of, rows_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,25 +52,27 @@ def test_steps_held_are_bounded_by_the_slowest_rank() -> None:
         ledger = Ledger(ranks, ahead)
         while ledger.slowest < last or ledger.ended is None:
             if ledger.may_read() and chance.random() < 0.7:
-                ledger.add((ledger.next,) if ledger.next < last else None)
+                ledger.add(Step([], ledger.next, 0) if ledger.next < last else None)
             rank = chance.randrange(ranks)
             done = ledger.done[rank]
             if done < ledger.next:
-                assert ledger.step(done) == (done,), "unfinished steps of a rank are held"
+                assert ledger.step(done) == Step([], done, 0), "unfinished steps of a rank are held"
                 ledger.finish(rank, done + 1)
             assert ledger.held <= ahead
             assert ledger.next <= ledger.slowest + ahead
-        assert (ledger.ended, ledger.held) == (last, 0)
+        assert (ledger.ended, ledger.held, ledger.rows) == (last, 0, sum(range(last)))
 
 
 def test_a_rank_that_is_behind_keeps_the_steps_that_it_needs() -> None:
     ledger = Ledger(2, 2)
-    ledger.add("first")
-    ledger.add("second")
+    first = Step([], 7, 0)
+    ledger.add(first)
+    ledger.add(Step([], 5, 0))
     assert not ledger.may_read()
     assert not ledger.finish(0, 2)
-    assert (ledger.behind(), ledger.step(0)) == ([1], "first")
+    assert (ledger.behind(), ledger.step(0)) == ([1], first)
     assert ledger.finish(1, 1)
+    assert ledger.rows == 7
     with pytest.raises(LookupError, match="batch 0 is gone"):
         ledger.step(0)
 
