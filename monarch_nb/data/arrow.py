@@ -121,13 +121,13 @@ def _column_of(column: Column, array: Any, keeper: object, offset: int, length: 
     if kind.startswith("+w:") and column.child is not None:
         width = int(kind[3:])
         flat = _column_of(column.child, array.child(0), keeper, start * width, length * width)
-        _no_nulls(column, array)
+        _no_nulls(column, array, start, length)
         return flat.reshape(length, width)
     if kind == "b":
-        _no_nulls(column, array)
+        _no_nulls(column, array, start, length)
         return _bits(array.buffers[1], start, length)
     if kind.startswith("d:") and kind.count(",") == (2 if kind.endswith(",128") else 1):
-        _no_nulls(column, array)
+        _no_nulls(column, array, start, length)
         return _decimals(int(kind[2:].split(",")[1]), array.buffers[1], start, length)
     dtype = _TYPES.get(kind) or _TIMES.get(kind) or ("int64" if kind[:2] in ("ts", "tD") else None)
     if dtype is None:
@@ -139,7 +139,8 @@ def _column_of(column: Column, array: Any, keeper: object, offset: int, length: 
     if not array.null_count or not array.buffers[0]:
         return values
     if not dtype.startswith("float"):
-        _no_nulls(column, array)
+        _no_nulls(column, array, start, length)
+        return values
     return np.where(_bits(array.buffers[0], start, length), values, np.array(np.nan, values.dtype))
 
 
@@ -190,8 +191,9 @@ def _view_text(buffers: list[int], row: int) -> bytes:
     return ctypes.string_at(view + 4 if size <= 12 else buffers[2 + number] + offset, size)
 
 
-def _no_nulls(column: Column, array: Any) -> None:
-    if array.null_count and array.buffers[0]:
+def _no_nulls(column: Column, array: Any, start: int, length: int) -> None:
+    """Raises ArrowError for missing values among some rows; the count of an array may be unknown (-1), or of more."""
+    if array.null_count and array.buffers[0] and not _bits(array.buffers[0], start, length).all():
         raise ArrowError(
             f"column {column.name} has missing values, and its type has nothing that stands for them: have the query "
             "fill them, or leave them out"
@@ -212,6 +214,9 @@ def batches_of_stream(source: Any) -> Iterator[dict[str, Any]]:
         if schema.format != b"+s":
             raise ArrowError("this stream has values without columns: make a table of it, with a name for each column")
         columns = [_column(schema.child(number)) for number in range(schema.n_children)]
+        names = [column.name for column in columns]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ArrowError(f"there are several columns {twice[0]}: give each its own name in the query")
     finally:
         schema.release(ctypes.addressof(schema))
     while True:
@@ -226,12 +231,13 @@ def batches_of_stream(source: Any) -> Iterator[dict[str, Any]]:
         }
 
 
-def _column(field: _Schema) -> Column:
-    child = _column(field.child(0)) if field.n_children == 1 else None
+def _column(field: _Schema, parent: str = "") -> Column:
+    name = parent or (field.name or b"").decode()
+    child = _column(field.child(0), name) if field.n_children == 1 else None
     kind = field.format.decode()
     if field.dictionary:
         kind = f"dictionary of {kind}"
-    return Column((field.name or b"").decode(), kind, child)
+    return Column(name, kind, child)
 
 
 def _check(stream: _ArrowStream, code: int) -> None:

@@ -1,5 +1,7 @@
 """The parts of a feed, without processes: rows out of batches, steps that are held, columns of Arrow's memory."""
 
+import contextlib
+import ctypes
 import datetime
 import gc
 import itertools
@@ -9,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monarch_nb.data import ArrowError
+from monarch_nb.data import ArrowError, arrow
 from monarch_nb.data.feed import Ledger, Rows, Step, batches_of, rows_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -118,9 +120,28 @@ def test_columns_without_tensors_are_refused_by_name_with_the_remedy() -> None:
     polars, table = frame()
     with pytest.raises(ArrowError, match="column holes has missing values"):
         next(batches_of(polars.DataFrame({"holes": [1, None]})))
+    pairs = polars.Series([[1, 2], [3, None]], dtype=polars.Array(polars.Int32, 2))
+    with pytest.raises(ArrowError, match="column pairs has missing values"):
+        next(batches_of(polars.DataFrame({"pairs": pairs})))
     with pytest.raises(ArrowError, match=r"column ragged is of Arrow type .*have the query cast it"):
         next(batches_of(polars.DataFrame({"ragged": [[1], [2, 3]]})))
     assert [rows_of(batch) for batch in batches_of(table.lazy())] == [3]
+
+
+@pytest.mark.parametrize(("valid", "holes"), [(0b0111, False), (0b0101, True)])
+def test_an_uncounted_column_has_missing_values_where_its_bits_say_so(valid: int, holes: bool) -> None:
+    """As of a slice: pyarrow gives -1 for the number of missing values."""
+    bits, values = ctypes.c_uint8(valid), (ctypes.c_int64 * 4)(1, 2, 3, 4)
+    buffers = (ctypes.c_void_p * 2)(ctypes.addressof(bits), ctypes.addressof(values))
+    array = arrow._Array(length=3, null_count=-1, n_buffers=2, buffers=buffers)
+    with pytest.raises(ArrowError, match="missing values") if holes else contextlib.nullcontext():
+        assert arrow._column_of(arrow.Column("x", "l"), array, None, 0, 3).tolist() == [1, 2, 3]
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    duckdb = pytest.importorskip("duckdb", reason="NOT TESTED HERE: duckdb")
+    with pytest.raises(ArrowError, match="several columns x"):
+        next(batches_of(duckdb.sql("select 1 as x, 2 as x")))
 
 
 def test_a_query_is_read_piece_by_piece_and_in_order(tmp_path: Path) -> None:
