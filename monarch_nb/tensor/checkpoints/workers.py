@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import shutil
 import threading
 from collections.abc import Iterator
@@ -64,10 +65,19 @@ class Save:
             write_shards(self._state, checkpoint_id=self._path, process_group=self._group)
             if self._is_first:  # the save ends after all ranks have written
                 finish(self._path, self._step, self._rest, self._keep)
+        except CheckpointException as error:  # of any ranks; each reports its own
+            own = error.failures.get(dist.get_rank(self._group))
+            self.error = "" if own is None else f"{type(own[0]).__name__}: {own[0]}"
+            self._discard()
         except BaseException as error:
             self.error = f"{type(error).__name__}: {error}"
+            self._discard()
         finally:
             self._state.clear()
+
+    def _discard(self) -> None:
+        if self._is_first:  # a disk that is full stays so otherwise
+            shutil.rmtree(self._path, ignore_errors=True)
 
 
 def save(state: dict[str, DTensor], folder: str, step: int, mark: str, rest: bytes, keep: int) -> None:
@@ -173,7 +183,10 @@ def path_of(folder: str, step: int) -> Path:
 
 
 def finish(written: Path, step: int, rest: bytes, keep: int) -> None:
-    """Completes a checkpoint that all ranks have written; removes all but the `keep` latest. Raises OSError."""
+    """Completes a checkpoint that all ranks have written; removes all but it and the latest others, `keep` together.
+
+    Raises OSError.
+    """
     folder = written.parent
     with open(written / REST, "wb") as file:
         file.write(rest)
@@ -181,14 +194,20 @@ def finish(written: Path, step: int, rest: bytes, keep: int) -> None:
         os.fsync(file.fileno())
     final = path_of(str(folder), step)
     if final.exists():  # saved before at the same step
-        shutil.rmtree(final)
+        _withdraw(final)
     os.replace(written, final)
     _sync(folder)
-    for old in complete(str(folder))[:-keep]:
-        shutil.rmtree(path_of(str(folder), old), ignore_errors=True)
+    others = [old for old in complete(str(folder)) if old != step]
+    for old in others[: max(0, len(others) + 1 - keep)]:
+        _withdraw(path_of(str(folder), old))
     for name in os.listdir(folder):
         if _ATTEMPT.fullmatch(name):  # left by an interrupted save, since saves run one after the other
             shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _withdraw(checkpoint: Path) -> None:
+    """Makes a checkpoint an incomplete one, at once: if the program ends while files are removed, it counts as none."""
+    os.rename(checkpoint, attempt(str(checkpoint.parent), int(checkpoint.name[5:]), secrets.token_hex(4)))
 
 
 def _sync(folder: Path) -> None:
