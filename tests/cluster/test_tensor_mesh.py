@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 import monarch_nb
 from monarch_nb.actor import ProcMesh
 from monarch_nb.distributed import Mesh, MeshTensor, TensorError, load_safetensors, verify
+from monarch_nb.tensor.checkpoints import CheckpointError
 from monarch_nb.tensor.commands import RunFunction
 from tests.cluster.actor_tools import spawned
 from tests.polling import until
@@ -181,6 +183,39 @@ def test_views_follow_what_is_restored(mesh: Mesh, tmp_path: Path) -> None:
     assert full.restore() == 1
     assert view.tolist() == [10.0, 20.0, 30.0]
     assert t.tolist() == [10.0 * n for n in range(6)]
+
+
+def limit_files(shard: torch.Tensor, size: int) -> None:
+    """Limits the files that the first rank may write, as a full disk does; -1: no limit."""
+    if shard[0] == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def test_a_save_that_fails_names_its_rank_and_leaves_nothing(mesh: Mesh, tmp_path: Path) -> None:
+    rank, t = rows(mesh, torch.arange(2.0)), rows(mesh, torch.ones(64, 1024))
+    saves = monarch_nb.checkpoint({"t": t}, folder=str(tmp_path))
+    saves.save(1)
+    saves.wait()
+    mesh.execute(limit_files, rank, 1 << 16)
+    saves.save(2)
+    with pytest.raises(CheckpointError, match=r"rank 0 could not save into \S+: \w+: "):
+        saves.wait()
+    mesh.execute(limit_files, rank, -1)
+    assert os.listdir(tmp_path) == ["step-00000001"]
+    (tmp_path / "step-00000001" / "controller.pickle").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"of step 1 in \S+ cannot be read"):
+        saves.restore()
+
+
+def test_saves_that_nobody_could_restore_are_refused(mesh: Mesh, tmp_path: Path) -> None:
+    t = mesh.zeros(2)
+    saves = monarch_nb.checkpoint({"t": t}, folder=str(tmp_path))
+    with pytest.raises(ValueError, match="0 or more, not -1"):
+        saves.save(-1)
+    with pytest.raises(TypeError, match="float"):
+        saves.save(1.5)
+    with pytest.raises(ValueError, match=r"two tensors of this state are named model\.a\.b"):
+        monarch_nb.checkpoint({"a.b": t, "a": {"b": mesh.ones(2)}}, folder=str(tmp_path))
 
 
 def test_a_slice_of_a_mesh_has_tensors_of_its_own(mesh: Mesh) -> None:

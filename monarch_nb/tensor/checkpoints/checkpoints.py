@@ -7,6 +7,7 @@ JSON, and the values, row-major.
 import json
 import math
 import mmap
+import operator
 import os
 import pickle
 import secrets
@@ -73,6 +74,8 @@ def _split(state: object, path: str = "") -> tuple[object, dict[str, MeshTensor]
 
     def replace(value: object, path: str) -> object:
         if isinstance(value, MeshTensor):
+            if path in tensors:
+                raise ValueError(f"checkpoint: two tensors of this state are named {path}: rename a key")
             tensors[path] = value
             return TensorPlaceholder(path, value.meta.shape, value.meta.dtype, value.meta.placements)
         if isinstance(value, dict):
@@ -158,8 +161,11 @@ class Checkpoints:
         write the copies while they continue. Copies in memory replace the last ones once all ranks have made them,
         which blocks.
 
-        Raises ContentsLostError where contents are lost.
+        Raises ContentsLostError where contents are lost, ValueError for a negative number.
         """
+        number = operator.index(number)
+        if number < 0:
+            raise ValueError(f"checkpoint: the number of a step is 0 or more, not {number}")
         stream = self._stream
         rest, tensors = _split(self._full_state())
         stream.resume_if_healed()
@@ -198,7 +204,10 @@ class Checkpoints:
         if checkpoint is None:
             return None
         number: int = checkpoint[0]
-        metadata = pickle.loads(checkpoint[1])
+        try:
+            metadata = pickle.loads(checkpoint[1])
+        except Exception as error:
+            raise self._unreadable(number, error) from error
         rest = metadata["state"]
         _, targets = _split(self._full_state())
         tensors = {
@@ -280,9 +289,10 @@ class Checkpoints:
         except DeviceMeshError:
             raise
         except Exception as error:
-            raise CheckpointError(
-                f"the checkpoint of step {number} in {self.folder} cannot be read: {error}"
-            ) from error
+            raise self._unreadable(number, error) from error
+
+    def _unreadable(self, number: int, error: Exception) -> CheckpointError:
+        return CheckpointError(f"the checkpoint of step {number} in {self.folder} cannot be read: {error}")
 
 
 def save(state_dict: State, path: str | os.PathLike[str]) -> None:
