@@ -24,6 +24,7 @@ __all__ = ["GatherMount", "MountHandler", "gather_mount", "remotemount"]
 logger = logging.getLogger("monarch_nb.mounts")
 CHUNK = 8 << 20  # bytes of files in one message
 _SKIPPED = frozenset({".monarch"})  # written by jobs
+_COPY = re.compile(r"\..+\.mnb-[0-9a-f]+")  # the folder behind a mount point
 _REFRESH_S = 2.0
 _ANSWER_S = 300.0
 _warned: set[str] = set()
@@ -51,18 +52,22 @@ Tree = dict[str, FolderEntry]
 
 
 def tree_of(root: Path) -> Tree:
-    """Lists the entries below a folder by relative path. Links are not followed, nor other file systems entered."""
+    """Lists the entries below a folder by relative path. Links are not followed, nor other file systems entered.
+
+    Copies of mounts are left out: a mount point may lie in the folder itself.
+    """
     tree: Tree = {}
     device = root.stat().st_dev
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in _SKIPPED)
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED and not _COPY.fullmatch(name))
         for name in (*folders, *sorted(names)):
             path = Path(folder, name)
             with contextlib.suppress(FileNotFoundError):  # removed in the meantime
                 facts = path.lstat()
                 relative = path.relative_to(root).as_posix()
                 if path.is_symlink():
-                    tree[relative] = FolderEntry("link", target=os.readlink(path))
+                    if not _COPY.fullmatch(target := os.readlink(path)):
+                        tree[relative] = FolderEntry("link", target=target)
                 elif path.is_dir():
                     tree[relative] = FolderEntry("folder")
                 elif path.is_file():
@@ -225,20 +230,35 @@ def _own_place() -> str:
 class RemoteMountActor(Actor):
     """A copy of the client's folder on one host: a link at the mount point leads to a folder beside it."""
 
-    def __init__(self, mount_point: str) -> None:
+    def __init__(self, mount_point: str, mark: str) -> None:
         self._point = Path(os.path.abspath(mount_point.replace("$SUBDIR", _own_place())))
+        self._root = self._point.parent / f".{self._point.name}.mnb-{mark}"
         self._copy: Copy | None = None
 
     @endpoint
     def open(self) -> None:
-        """Creates the folder. Raises FileExistsError if the mount point is in use."""
+        """Creates the folder. Raises FileExistsError if the mount point is in use, also by another host of the mesh."""
         self._point.parent.mkdir(parents=True, exist_ok=True)
-        mark = f".{self._point.name}.mnb-"
+        try:
+            self._root.mkdir(mode=0o700)  # by the first of hosts that share a file system
+        except FileExistsError:
+            raise FileExistsError(
+                f"{self._point} is the same folder on several hosts: put $SUBDIR into the mount point, which stands "
+                f"for the place of a host, as in {self._point}-$SUBDIR"
+            ) from None
+        try:
+            self._link()
+        except BaseException:
+            self._root.rmdir()
+            raise
+        self._copy = Copy(self._root)
+
+    def _link(self) -> None:
         if self._point.is_symlink():
             target = self._point.parent / os.readlink(self._point)
-            if not re.fullmatch(rf"{re.escape(mark)}[0-9a-f]+", target.name):
+            if not re.fullmatch(rf"{re.escape(f'.{self._point.name}.mnb-')}[0-9a-f]+", target.name):
                 raise FileExistsError(f"{self._point} is a link to {target}: choose another mount point")
-            shutil.rmtree(target, ignore_errors=True)  # of a program that was killed
+            shutil.rmtree(target, ignore_errors=True)  # of a program that was killed, or of an earlier mount
             self._point.unlink()
         elif self._point.is_dir():
             if any(self._point.iterdir()):
@@ -246,10 +266,7 @@ class RemoteMountActor(Actor):
             self._point.rmdir()
         elif self._point.exists():
             raise FileExistsError(f"{self._point} is a file: choose another mount point")
-        root = self._point.parent / f"{mark}{secrets.token_hex(4)}"
-        root.mkdir(mode=0o700)
-        self._copy = Copy(root)
-        self._point.symlink_to(root.name)
+        self._point.symlink_to(self._root.name)
 
     @endpoint
     def have(self) -> Tree:
@@ -275,12 +292,18 @@ class RemoteMountActor(Actor):
     def _open(self) -> Copy:
         if self._copy is None:
             raise RuntimeError(f"{self._point} is not mounted")
+        if not self._is_linked():
+            raise RuntimeError(f"{self._point} is another mount by now, or was removed: mount the folder again")
         return self._copy
+
+    def _is_linked(self) -> bool:
+        return self._point.is_symlink() and os.readlink(self._point) == self._root.name
 
     def _end(self) -> None:
         copy, self._copy = self._copy, None
         if copy is not None:
-            self._point.unlink(missing_ok=True)
+            if self._is_linked():
+                self._point.unlink(missing_ok=True)
             shutil.rmtree(copy.root, ignore_errors=True)
 
     def __cleanup__(self, exc: Exception | None) -> None:
@@ -296,6 +319,7 @@ class MountHandler:
         self._hosts = host_mesh
         self._procs: ProcMesh | None = None
         self._copies: Any = None
+        self._refreshing = threading.Lock()
 
     def open(self, via_gateway: bool = False) -> None:
         """Makes the mount point on each host and fills it; blocks. Does nothing if it is open.
@@ -309,7 +333,7 @@ class MountHandler:
         say_once(logger, "remotemount: the folder is copied to the hosts; call refresh() once it has changed")
         self._procs = self._hosts.spawn_procs(name="mounts")
         try:
-            self._copies = self._procs.spawn("remotemount", RemoteMountActor, self.mntpoint)
+            self._copies = self._procs.spawn("remotemount", RemoteMountActor, self.mntpoint, secrets.token_hex(4))
             self._copies.open.call().get(_ANSWER_S)
             self.refresh()
         except BaseException:
@@ -324,12 +348,13 @@ class MountHandler:
         if self._copies is None:
             raise RuntimeError(f"{self.mntpoint} is not mounted: open() comes first")
         source, copies = Path(self.sourcepath), self._copies
-        tree = tree_of(source)
-        lacking = [changed(tree, have) for _, have in copies.have.call().get(_ANSWER_S)]
-        fresh = [name for name in tree if any(name in names for names in map(set, lacking))]
-        for pieces in read_pieces(source, fresh):  # the same to all: a body is sent once to each host
-            copies.write.call(pieces).get(_ANSWER_S)
-        copies.settle.call(tree, fresh).get(_ANSWER_S)
+        with self._refreshing:
+            tree = tree_of(source)
+            lacking = set[str]().union(*(changed(tree, have) for _, have in copies.have.call().get(_ANSWER_S)))
+            fresh = [name for name in tree if name in lacking]
+            for pieces in read_pieces(source, fresh):  # the same to all: a body is sent once to each host
+                copies.write.call(pieces).get(_ANSWER_S)
+            copies.settle.call(tree, fresh).get(_ANSWER_S)
 
     def close(self) -> None:
         """Removes the copies from the hosts; blocks. Does nothing if it is not open."""
@@ -413,8 +438,9 @@ class GatherMount:
             if procs is None:
                 return
             procs.stop("its folders were unmounted").get(_ANSWER_S)
-            for path in tuple(self._root.iterdir()):
-                remove(path)
+            for copy in self._copies.values():
+                for path in tuple(self._root.iterdir()) if copy.root == self._root else (copy.root,):
+                    remove(path)
 
     def __enter__(self) -> "GatherMount":
         return self

@@ -126,6 +126,31 @@ class Writer(Actor):
         (root / "log.txt").write_text(f"{text} {current_rank().rank}")
 
 
+def test_hosts_with_one_file_system_need_a_mount_point_each(hosts: HostMesh, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ActorError, match=r"the same folder on several hosts: put \$SUBDIR into the mount point"):
+        remotemount(hosts, str(source), str(tmp_path / "one")).open()
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_mount_point_that_is_mounted_again_belongs_to_the_later_mount(
+    hosts: HostMesh, source: Path, tmp_path: Path
+) -> None:
+    first, second = (remotemount(hosts.slice(hosts=0), str(source), str(tmp_path / "there")) for _ in range(2))
+    first.open()
+    with second:
+        with pytest.raises(ActorError, match="is another mount by now"):
+            first.refresh()
+        first.close()
+        assert is_copy(source, tmp_path / "there")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_mount_point_inside_of_its_source_is_not_copied_itself(hosts: HostMesh, source: Path) -> None:
+    with remotemount(hosts.slice(hosts=0), str(source), str(source / "there")) as mount:
+        mount.refresh()
+        assert sorted(os.listdir(source / "there")) == ["empty", "large", "link", "package"]
+
+
 def test_folders_of_hosts_are_gathered_and_followed(hosts: HostMesh, tmp_path: Path) -> None:
     local = tmp_path / "here"
     procs = hosts.spawn_procs()
@@ -138,10 +163,10 @@ def test_folders_of_hosts_are_gathered_and_followed(hosts: HostMesh, tmp_path: P
                 for rank in range(2):
                     log = local / f"hosts_{rank}" / "out" / "log.txt"
                     until(lambda log=log, line=f"{text} {rank}": log.exists() and log.read_text() == line, "it is here")  # type: ignore[misc]
-        assert list(local.iterdir()) == []
+            (local / "notes").touch()
+        assert list(local.iterdir()) == [local / "notes"], "only the copies are removed"
     finally:
         procs.stop().get(20)
-    (local / "x").touch()
     with pytest.raises(FileExistsError):
         gather_mount(hosts, "/nowhere", str(local))
     assert "monarch-gather" not in {thread.name for thread in threading.enumerate()}
