@@ -3,12 +3,14 @@
 import contextlib
 import os
 import re
+import signal
 import socket
 import socketserver
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 from monarch_nb.actor import ActorError, this_proc
 from monarch_nb.job import PortForwarder, exec_command, shell
+from monarch_nb.supervision import SupervisionError
 from tests.cluster.fault_tools import ROOT, SOON, spawned
 from tests.polling import until
 from tests.ports import free_port, free_ports
@@ -42,6 +45,25 @@ def test_a_command_may_run_elsewhere_and_write_to_files(host: Any, tmp_path: Pat
     command = ["sh", "-c", "pwd; kill -9 $$"]
     assert exec_command(host, command, workdir=f"{tmp_path}/there", output_dir=out, per_host={"x": 2}).get(SOON) == 137
     assert (tmp_path / "out" / "x_1" / "stdout.txt").read_text() == f"{tmp_path}/there\n"
+
+
+@pytest.mark.parametrize("cut", ["cancel", "death"])
+def test_a_command_that_is_cut_leaves_no_process_and_no_thread(host: Any, tmp_path: Path, cut: str) -> None:
+    future = exec_command(
+        host, ["sh", "-c", f"echo $$ $PPID > {tmp_path}/draft; mv {tmp_path}/draft {tmp_path}/pids; exec sleep 1000"]
+    )
+    until(lambda: (tmp_path / "pids").exists(), "it runs")
+    command, process = map(int, (tmp_path / "pids").read_text().split())
+    if cut == "cancel":
+        assert future.cancel()
+        with pytest.raises(CancelledError):
+            future.get(SOON)
+    else:
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(SupervisionError):
+            future.get(SOON)
+    until(lambda: not alive(command), "the command has ended")
+    until(lambda: not any(t.name.startswith("monarch-exec") for t in threading.enumerate()), "its threads have ended")
 
 
 def test_python_runs_in_the_programs_interpreter(host: Any, tmp_path: Path, capfd: Any) -> None:

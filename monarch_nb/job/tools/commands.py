@@ -13,7 +13,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from monarch_nb.mesh import HostMesh
@@ -23,9 +23,11 @@ from monarch_nb.runtime import (
     Future,
     Port,
     PortReceiver,
+    cancel_with,
     current_runtime,
     endpoint,
     fail_future,
+    give_up,
     pending_future,
     resolve_future,
 )
@@ -130,9 +132,9 @@ def exec_command(
     """Runs a command on each host (or at one `rank` or `point`); the future gives the largest exit status.
 
     It begins at once, whether or not the future is awaited, on processes of its own, which are stopped when it has
-    ended. `x.py` and `-m` run in this program's interpreter there. Output is written here line by line, or to
-    `stdout.txt` and `stderr.txt` in `output_dir`, where $SUBDIR stands for the place in the mesh. The status of an
-    unknown program is 127. Raises ValueError for no command, and for both `rank` and `point`.
+    ended; `cancel()` of the future ends it. `x.py` and `-m` run in this program's interpreter there. Output is written
+    here line by line, or to `stdout.txt` and `stderr.txt` in `output_dir`, where $SUBDIR stands for the place in the
+    mesh. The status of an unknown program is 127. Raises ValueError for no command, and for both `rank` and `point`.
     """
     if isinstance(cmd, str) or not cmd:
         raise ValueError("exec_command takes a command as a list, such as ['nvidia-smi', '-L']")
@@ -143,11 +145,26 @@ def exec_command(
         hosts = hosts.slice(**point)
     elif rank is not None:
         hosts = hosts.flatten("rank").slice(rank=rank)
-    future: Future[int] = pending_future(describe=lambda: f"{' '.join(cmd)} runs")
+    future: Future[int] = pending_future(describe=lambda: f"{' '.join(map(str, cmd))} runs")
+    calls: list[Future[Any]] = []
+
+    def cancel(future: Future[Any]) -> bool:
+        if not give_up(future):
+            return False
+        for call in tuple(calls):
+            call.cancel()
+        return True
+
+    def begun(call: Future[Any]) -> None:
+        calls.append(call)
+        if future.done():  # cancelled meanwhile
+            call.cancel()
+
+    cancel_with(future, cancel)
 
     def work() -> None:
         try:
-            resolve_future(future, _run(hosts, list(cmd), dict(env or {}), workdir, output_dir, per_host))
+            resolve_future(future, _run(hosts, list(cmd), dict(env or {}), workdir, output_dir, per_host, begun))
         except BaseException as error:
             fail_future(future, error)
 
@@ -164,19 +181,25 @@ def _run(
     workdir: str | None,
     output_dir: str | None,
     per_host: Mapping[str, int] | None,
+    begun: Callable[[Future[Any]], None],
 ) -> int:
     if command[0] == "-m" or command[0].endswith(".py"):
         command = [hosts.python or sys.executable, *command]
+    port, receiver = Channel[Line].open()
     procs = hosts.spawn_procs(per_host=per_host, name="exec")
     try:
-        port, receiver = Channel[Line].open()
         actors: Any = procs.spawn("command", CommandActor)
         call = actors.run.call(command, env, workdir, os.getcwd(), output_dir, port)
         writer = threading.Thread(target=_write, args=(receiver, len(procs)), name="monarch-exec-output", daemon=True)
         writer.start()
+        begun(call)
         statuses: list[int] = call.get().values()
         writer.join()
         return max(statuses)
+    except BaseException:
+        for _ in range(len(procs)):  # ends the writer, for ranks that do not
+            port.send(("", b""))
+        raise
     finally:
         procs.stop().get()
 
