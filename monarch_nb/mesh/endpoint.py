@@ -28,11 +28,11 @@ from monarch_nb.runtime import (
     Future,
     PendingCall,
     Port,
+    PortCall,
     StreamCall,
     Thunk,
     current_runtime,
     endpoints_of,
-    number_for,
     returns_future,
     undeclared_name,
 )
@@ -298,7 +298,7 @@ class Endpoint(Generic[P, R]):
         check_arguments(declared.method, hidden_from_callers(declared), self._title, args, kwargs)
 
         def post(frames: Sequence[OutFrame]) -> str:
-            return _post(self, region, frames, 0)
+            return _post(self, region, frames, None)
 
         return operations().tensors_of(self._mesh, self._title, declared.propagator, args, kwargs, post)
 
@@ -347,11 +347,11 @@ def send(
     if selection == "choose":
         region = Region((), NDSlice(region.ndslice.get(random.randrange(len(region))), (), ()))
     frames = endpoint._frames(args, kwargs, region)
-    _post(endpoint, region, frames, number_for(port, len(region)))
+    _post(endpoint, region, frames, port)
 
 
-def _post(endpoint: Endpoint[..., object], region: Region, frames: Sequence[OutFrame], port: int) -> str:
-    """Sends a call that nothing here waits for; returns its id."""
+def _post(endpoint: Endpoint[..., object], region: Region, frames: Sequence[OutFrame], port: Port[Any] | None) -> str:
+    """Sends a call whose answers, if any are wanted, go to `port`; returns its id."""
     runtime, state = current_runtime(), endpoint._mesh._state
     context = runtime.context()
     for listener in runtime.on_call:
@@ -359,9 +359,15 @@ def _post(endpoint: Endpoint[..., object], region: Region, frames: Sequence[OutF
     failure = runtime.supervisor.check(state, region, None)
     if failure is not None:
         raise failure
-    call = runtime.new_call()
-    with frames.sending(call) if isinstance(frames, LentFrames) else nullcontext():
-        send_region(runtime, context, state, region, endpoint._name, frames, port=port, call=call)
+    pending = None if port is None else PortCall(runtime, endpoint._title, state.uid, region.ranks, len(region), port)
+    call = runtime.new_call() if pending is None else pending.call
+    try:
+        with frames.sending(call, pending) if isinstance(frames, LentFrames) else nullcontext():
+            send_region(runtime, context, state, region, endpoint._name, frames, pending=pending, call=call)
+    except BaseException:
+        if pending is not None:
+            pending.close()
+        raise
     return call
 
 

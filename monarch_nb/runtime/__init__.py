@@ -48,7 +48,7 @@ from monarch_nb.runtime.future import (
     when_done,
 )
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, proc_state_of, ranks_of
-from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
+from monarch_nb.runtime.ports import Channel, Port, PortCall, PortReceiver, RankedPortReceiver
 from monarch_nb.runtime.process import Loader, Parts, Runtime, install
 from monarch_nb.runtime.recorder import CallRecorder, CollectionWatch
 from monarch_nb.runtime.verbs import DOING, INTERRUPT, Interrupt, RunningEndpoint, RunsOn, SpawnActor, WhatRuns
@@ -94,6 +94,7 @@ __all__ = [
     "Parts",
     "PendingCall",
     "Port",
+    "PortCall",
     "PortReceiver",
     "ProcState",
     "ProcessTables",
@@ -127,7 +128,6 @@ __all__ = [
     "install",
     "install_breakpoints",
     "kind_of",
-    "number_for",
     "pending_future",
     "proc_state_of",
     "ranks_of",

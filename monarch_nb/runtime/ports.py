@@ -1,14 +1,17 @@
 """Ports: receivers of values from other actors; a port travels in messages, its receiver stays."""
 
+import contextlib
 import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from monarch_nb.runtime.calls import PendingCall, answered
 from monarch_nb.runtime.context import current_runtime
 from monarch_nb.runtime.future import Future
+from monarch_nb.transport import TransportError
 from monarch_nb.wire import (
     ActorError,
     Flags,
@@ -53,7 +56,7 @@ class Port(Generic[T]):
             raise RuntimeError(f"port {self._number} of {self._address} takes one value (once=True), and has been used")
         self._used = True
 
-    def _send(self, status: Status, frames: list[MemoryFrame]) -> None:
+    def _send(self, status: Status, frames: list[MemoryFrame], rank: int | None = None) -> None:
         sender = current_runtime()
         context = sender.context()
         header = Header(
@@ -61,7 +64,7 @@ class Port(Generic[T]):
             self._address,
             sender.address,
             port=self._number,
-            index=context.message_rank.rank,
+            index=context.message_rank.rank if rank is None else rank,
             status=status,
             sender=context.actor_instance.stream,
             call=context.call,
@@ -109,7 +112,7 @@ class ReplyPort(Port[T]):
         super().__init__(request.src, request.port)
         self._request = request
 
-    def _send(self, status: Status, frames: list[MemoryFrame]) -> None:
+    def _send(self, status: Status, frames: list[MemoryFrame], rank: int | None = None) -> None:
         if self._number:
             current_runtime().check_size(self._request.src, frames)
             current_runtime().reply(self._request, status, frames)
@@ -137,6 +140,7 @@ class _Queue:
         self._prune_at = PRUNED
         self._once = once
         self._taken = False  # its only value was received
+        self.calls: dict[str, PortCall] = {}  # those that were sent with its port, and have not been answered
         self.number = receiver.ports.open(_OpenPort(self))
         self._close = functools.partial(receiver.ports.close, self.number)
 
@@ -151,6 +155,9 @@ class _Queue:
 
     def _arrive(self, header: Header, frames: Sequence[InFrame], parcel: "Parcel | None") -> None:
         receiver = self._process
+        call = self.calls.get(header.call)
+        if call is not None:
+            call.answered(header.index)
 
         def value() -> object:
             try:
@@ -159,11 +166,27 @@ class _Queue:
                 if parcel is not None:
                     receiver.node.consumed(parcel)
 
+        self._add(header.index, value)
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Takes an error in place of a value (any thread)."""
+
+        def value() -> NoReturn:
+            raise error
+
+        self._add(rank, value)
+
+    def _add(self, rank: int, value: Callable[[], object]) -> None:
         if self._once:
             self._close()
         with self._lock:
-            self._values.append((header.index, value))
+            self._values.append((rank, value))
         self._match()
+
+    @property
+    def watched(self) -> bool:
+        """True while a receive waits for a value."""
+        return any(_stands(reference()) for reference, _ in tuple(self._claims))
 
     def claim(self, future: Future[object], ranked: bool) -> None:
         """Assigns the next value to this future."""
@@ -213,6 +236,8 @@ class _Queue:
 
     def __del__(self) -> None:
         self._close()
+        for call in tuple(self.calls.values()):
+            call.close()
 
 
 def _give(future: Future[object], ranked: bool, rank: int, value: Callable[[], object]) -> bool:
@@ -228,10 +253,10 @@ class _OpenPort:
     """Keeps a port open exactly while its queue lives."""
 
     def __init__(self, queue: _Queue) -> None:
-        self._queue = weakref.ref(queue)
+        self.queue = weakref.ref(queue)
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
-        queue = self._queue()
+        queue = self.queue()
         if queue is not None:
             queue.arrive(header, parcel)
 
@@ -246,34 +271,89 @@ def _open(header: Header, frames: Sequence[InFrame], receiver: "Runtime") -> obj
     raise error if header.kind == Kind.PORT else ActorError(error)
 
 
-class _Relay:
-    """Passes answers on to a port of another process, or to the caller of the endpoint that requested them."""
+class PortCall(PendingCall[None]):
+    """A call whose answers go to a port. The error of a rank that can give none goes there in its place."""
 
-    def __init__(self, port: Port[Any], count: int) -> None:
+    def __init__(
+        self, process: "Runtime", title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int, port: Port[Any]
+    ) -> None:
+        super().__init__(process, title, mesh, ranks, size, lambda replies: None)
+        self.future.describe = None  # no caller waits for it, and a cycle would wait for a garbage collection
         self._port = port
-        self._missing = count
-        self._process = current_runtime()
-        self.number = self._process.ports.open(self)
+        self._taking = threading.Lock()  # answers arrive on the reading thread, failures on any
+        own = type(port) is Port and port._address == process.address
+        handler = process.ports.get(port._number) if own else None
+        self._queue: Callable[[], _Queue | None] = _elsewhere
+        if own:  # the queue gets the answers, of which a rank may send several
+            process.ports.close(self.number)
+            self.number = port._number
+            self._queue = handler.queue if isinstance(handler, _OpenPort) else lambda: None
+            queue = self._queue()
+            if queue is None:
+                self.close()
+            else:
+                queue.calls[self.call] = self
+
+    @property
+    def watched(self) -> bool:
+        """True while a receive of this process waits for a value of the port."""
+        queue = self._queue()
+        return queue is not None and queue.watched
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
-        """Passes on an answer, or several (reading thread)."""
-        relay = self._process
+        """Passes an answer, or several, on to another process (reading thread)."""
         folded = header.kind == Kind.FOLDED
         for reply, frames in unfold_each(header, parcel.frames) if folded else [(header, parcel.frames)]:
-            relay.reply(self._port._asks(reply), Status(reply.status), frames)
-            self._missing -= 1
-        relay.node.consumed(parcel)
-        if self._missing <= 0:
-            relay.ports.close(self.number)
+            self._process.reply(self._port._asks(reply), Status(reply.status), frames)
+            self.answered(reply.index)
+        self._process.node.consumed(parcel)
+
+    def answered(self, index: int) -> bool:
+        """Notes an answer of a rank. Returns whether it is the first."""
+        with self._taking:
+            if not 0 <= index < self.size or self._replies[index] is not None:
+                return False
+            self._take(index, answered)
+        if not self.missing:
+            self.close()
+        return True
+
+    def lose(self, positions: Iterable[int], error: BaseException) -> None:
+        """Gives the port an error in place of each answer that will not come."""
+        for position in positions:
+            if not self.answered(position):
+                continue
+            queue = self._queue()
+            if queue is not None:
+                queue.fail(position, error)
+            elif self._queue is _elsewhere:
+                with contextlib.suppress(TransportError):  # the receiver has ended
+                    self._port._send(Status.EXCEPTION, encode_exception(error), position)
+
+    def fail(self, error: BaseException) -> bool:
+        """Ends the call with an error in place of all answers that have not come."""
+        waited = self.waits
+        self.lose(range(self.size), error)
+        return waited
+
+    def cancel(self, _: Future[object] | None = None) -> bool:
+        """Does nothing: its caller does not wait for it, and so it is not cancelled with that."""
+        return False
+
+    def close(self) -> None:
+        """Waits for no more answers; a queue of this process still takes what comes."""
+        if self._queue is _elsewhere:
+            self._process.ports.close(self.number)
+        queue = self._queue()
+        if queue is not None:
+            queue.calls.pop(self.call, None)
+        self._process.calls.pop(self.call, None)
+        if self._process.recorder is not None:
+            self._process.recorder.answered(self.call)
 
 
-def number_for(port: Port[Any] | None, count: int) -> int:
-    """Returns the number in this process for `count` answers to `port`; 0 for none."""
-    if port is None:
-        return 0
-    if type(port) is Port and port._address == current_runtime().address:
-        return port._number
-    return _Relay(port, count).number
+def _elsewhere() -> None:
+    """Replaces the reference to a queue of this process."""
 
 
 class PortReceiver(Generic[T]):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, endpoint
+from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, SupervisionError, endpoint, send
 from monarch_nb.runtime import current_runtime, waiting
 from monarch_nb.wire import Folded, Header, Kind, encode, fold
-from tests.cluster.actor_tools import SECONDS
+from tests.cluster.actor_tools import SECONDS, Faults
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -29,6 +29,15 @@ class Sender(Actor):
     @endpoint
     def hand_on(self, peer: Any, port: Port[Any]) -> None:
         peer.send.call_one(port, ["by another"]).get(20)
+
+    @endpoint
+    def hold(self, started: Port[None]) -> None:
+        started.send(None)
+        Channel[None].open()[1].recv().get(60)
+
+    @endpoint(explicit_response_port=True)
+    def forward(self, port: Port[Any], peer: Any, started: Port[None]) -> None:
+        send(peer.hold, (started,), {}, port)
 
     @endpoint
     def seen(self) -> list[str]:
@@ -226,3 +235,20 @@ def test_answers_that_an_agent_folded_arrive_one_by_one() -> None:
     header = Header(Kind.FOLDED, runtime.address, "", port=port._number)
     handler.arrive(header, runtime.node.snapshot(fold(starmap(Folded.of, answers))))
     assert [receiver.recv().get(20) for _ in range(3)] == [(rank, f"of {rank}") for rank in range(3)]
+
+
+def test_a_port_gets_the_error_of_a_rank_that_dies(own_procs: ProcMesh, kill: Any, faults: Faults) -> None:
+    peers: Any = own_procs.spawn("peers", Sender)
+    forwarder: Any = own_procs.slice(gpus=0).spawn("forwarder", Sender)
+    port, receiver = Channel[None].open_ranked()
+    begun, started = Channel[None].open()
+    send(peers.hold, (begun,), {}, port)
+    forwarded = forwarder.forward.call_one(peers.slice(gpus=1), begun)
+    for _ in range(2):
+        started.recv().get(20)
+    kill(own_procs.slice(gpus=1))
+    with pytest.raises(SupervisionError, match="gpus=1"):
+        receiver.recv().get(20)
+    with pytest.raises(ActorError, match="gpus=1"):
+        forwarded.get(20)
+    faults.next()
