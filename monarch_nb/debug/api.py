@@ -67,7 +67,7 @@ class Group:
         controller().go(self._stopped())
 
     def quit(self) -> None:
-        """Ends their endpoints: the calls fail with QuitDebugger."""
+        """Ends their endpoints: the calls fail with QuitDebugger. A thread that an endpoint has started ends alone."""
         controller().ask(self._stopped(), verbs.Quit(session=""))
 
     def locals(self) -> dict[int, dict[str, Value]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from monarch_nb import debug
-from monarch_nb.actor import ProcMesh
+from monarch_nb.actor import ActorError, ProcMesh
 from monarch_nb.store import describe
 from tests.cluster.actor_tools import spawned
 from tests.cluster.debug_tools import SECONDS, Trainer, resume_all, stopped
@@ -50,3 +50,11 @@ def test_a_users_own_thread_is_a_session_of_its_own(trainers: Any) -> None:
     assert debug.eval("inside").values == {0: "'thread'"}
     debug.resume()
     assert future.get(SECONDS) == "thread"
+
+
+def test_quitting_a_users_own_thread_leaves_its_endpoint_running(trainers: Any) -> None:
+    future = trainers.slice(gpus=0).in_thread.call_one()
+    stopped(1)
+    debug.group().quit()
+    with pytest.raises(ActorError, match="list index out of range"):  # its thread has ended without a result
+        future.get(SECONDS)

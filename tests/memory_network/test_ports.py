@@ -173,9 +173,9 @@ def test_a_used_port_for_one_value_refuses_more_wherever_it_goes(senders: Any) -
     with pytest.raises(TypeError, match=r"the `value` for a port cannot be sent: .*cannot pickle"):
         port.send(threading.Lock())  # type: ignore[arg-type]
     port.send(1)
-    for send in (port.send, lambda value: port.exception(ValueError(value))):
+    for use in (port.send, lambda value: port.exception(ValueError(value))):
         with pytest.raises(RuntimeError, match="takes one value"):
-            send(2)
+            use(2)
     with pytest.raises(ActorError, match="takes one value"):
         senders.slice(gpus=0).send.call_one(port, [3]).get(20)
     assert futures[0].get(20) == 1

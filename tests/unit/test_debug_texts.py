@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from monarch_nb.debug.control import StoppedThreads
+from monarch_nb.debug.prompt.conversation import quit_question
 from monarch_nb.debug.prompt.prompt import DebugPrompt
 from monarch_nb.debug.records import DebugError, Frame, Stopped, Value, Variable
 from monarch_nb.debug.render.groups import Missing, grouped, named, pick, table_text, tree, tree_text
@@ -342,3 +343,10 @@ def test_values_by_rank_as_json_have_the_odd_one_first() -> None:
         if (value := answer.value) is not None
     ]
     assert [row["name"] for row in variables_by_rank(with_locals)] == ["loss", "same"]
+
+
+def test_the_question_before_quit_names_threads_that_endpoints_started() -> None:
+    loader = replace(stop(1), thread="loader")
+    assert quit_question([stop(0)]) == "end the endpoints of trainers gpus=0, so that their calls fail? [y/N] "
+    assert quit_question([loader]) == "end thread loader of trainers gpus=1, while its endpoint goes on? [y/N] "
+    assert "calls fail; and thread loader" in quit_question([stop(0), loader])

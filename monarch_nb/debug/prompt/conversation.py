@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from monarch_nb.debug.control.stopped_threads import StoppedThreads
@@ -227,7 +227,7 @@ class Conversation:
         if line.strip() in ("q", "quit", "exit"):
             if self._ending == "close":  # frames of a failure: there is no endpoint to end
                 return None
-            sure = self._ask(f"end the endpoints of {named(prompt.focused())}, so that their calls fail? [y/N] ")
+            sure = self._ask(quit_question(prompt.focused()))
             return line if sure.strip().lower() in ("y", "yes") else ""
         return "" if line.startswith("#") else line if line.strip() else last
 
@@ -252,3 +252,16 @@ class Conversation:
             self._terminal.write(f"{answer.text}\n")
             return True
         return False
+
+
+def quit_question(records: Sequence[Stopped]) -> str:
+    """Asks what quitting ends: endpoints, or threads that endpoints have started."""
+    threads = [record for record in records if record.thread and not record.endpoint]
+    endpoints = [record for record in records if record not in threads]
+    ends = []
+    if endpoints:
+        ends.append(f"the endpoints of {named(endpoints)}, so that their calls fail")
+    if threads:
+        names = ", ".join(sorted({record.thread for record in threads}))
+        ends.append(f"thread {names} of {named(threads)}, while its endpoint goes on")
+    return f"end {'; and '.join(ends)}? [y/N] "

@@ -35,7 +35,7 @@ For many ranks at once:
 Leaving:
   c [all]                    continue (all: also the ranks that are not in focus)
   detach                     leave the ranks stopped and end the cell; %mdb and %%mdb work with them later
-  quit                       end the endpoints: the call fails
+  quit                       end the endpoints: the call fails; a thread that an endpoint has started ends alone
   interact                   type lines of Python until `exit`"""
 
 _ENTRY = re.compile(r"^([> ] )(\S.*)\((\d+)\)([\w<>.]+)\(\)(?:->.*)?$", re.MULTILINE)  # > file(line)function()
