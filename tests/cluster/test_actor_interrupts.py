@@ -1,5 +1,6 @@
 """Interrupts of endpoints: what they end, what is reported of the rest, and that they lose no answer."""
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator
@@ -62,6 +63,30 @@ class BlockingAsync(Blocking):
         return 1
 
 
+class Busy(Actor):
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    @endpoint
+    async def work(self, how: str, began: Any) -> None:
+        began.send(None)
+        try:
+            if how == "sleeps":
+                time.sleep(600)  # noqa: ASYNC251 - as users do
+            await asyncio.sleep(0)
+            while how == "computes":
+                pass
+            await asyncio.sleep(600)
+        except BaseException as error:
+            await asyncio.sleep(0)  # what ends an endpoint leaves its clean-up alone
+            self.ends.append(type(error).__name__)
+            raise
+
+    @endpoint
+    async def seen(self) -> list[str]:
+        return self.ends
+
+
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take a second to say anything."""
@@ -71,6 +96,22 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def duo() -> Iterator[ProcMesh]:
     yield from spawned(2, "duo")
+
+
+def test_an_interrupt_ends_an_async_endpoint_that_never_awaits(duo: ProcMesh) -> None:
+    busy = duo.spawn("busy", Busy)
+    port, receiver = Channel[None].open()
+    for how, error in (("computes", "KeyboardInterrupt"), ("sleeps", "KeyboardInterrupt"), ("waits", "CancelledError")):
+        call = busy.work.call(how, port)
+        for _ in range(2):
+            receiver.recv().get(SECONDS)
+        interrupt(busy)
+        with pytest.raises(ActorError, match=error):
+            call.get(SECONDS)
+    assert (
+        list(busy.seen.call().get(SECONDS).values())
+        == [["KeyboardInterrupt", "KeyboardInterrupt", "CancelledError"]] * 2
+    )
 
 
 def test_an_interrupt_ends_a_sleep_and_a_wait_for_another_actor(duo: ProcMesh) -> None:

@@ -1,7 +1,6 @@
 """One actor in its process, from its spawn to its end: its inbox, its object, how its messages run, how it ends."""
 
 import contextlib
-import inspect
 import logging
 import threading
 import time
@@ -17,7 +16,7 @@ from monarch_nb._deferred import asyncio
 from monarch_nb.routing import Gap, Inbox, InboxOverflow
 from monarch_nb.runtime.actors.actor import AnyEndpoint, endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.actors.executors import FORKS, AsyncExecutor, Cleanup, SyncExecutor, end_fork
-from monarch_nb.runtime.actors.interrupts import InterruptWindow, not_run
+from monarch_nb.runtime.actors.interrupts import InterruptWindow, not_run, run_on_loop
 from monarch_nb.runtime.calls import EncodedObject
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current, point_of, stream_of
 from monarch_nb.runtime.ports import ReplyPort
@@ -349,8 +348,8 @@ class ActorCell:
         self.async_runs[header.call] = asyncio.current_task(), entered[1]
         try:
             method, args, kwargs = self._open(header, parcel)
-            result = method(*args, **kwargs)
-            self._answer(header, await result if inspect.isawaitable(result) else result, entered[1])
+            window = self._interrupts if self.on_interrupt is None else None
+            self._answer(header, await run_on_loop(window, method, *args, **kwargs), entered[1])
         except BaseException as error:
             self._raised(header, error, entered[1])
         finally:
@@ -474,10 +473,10 @@ class ActorCell:
         executor = self.executor
         if self.on_interrupt is not None:
             self.on_interrupt()
+        running = None if executor.thread.ident is None else self._interrupts.interrupt(executor.thread)
         if isinstance(executor, AsyncExecutor):
-            executor.post_control(lambda: [task.cancel() for task, _ in tuple(self.async_runs.values()) if task])
-        if executor.thread.ident is not None:
-            self._interrupts.interrupt(executor.thread)
+            waiting = [task for task, _ in tuple(self.async_runs.values()) if task is not None and task is not running]
+            executor.post_control(lambda: [task.cancel() for task in waiting])
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that `interrupt` may end. On the actor's thread."""

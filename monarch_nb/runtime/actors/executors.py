@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from monarch_nb._deferred import asyncio
 from monarch_nb.runtime.actors.actor import Coro
-from monarch_nb.runtime.actors.interrupts import enter_sync_actor, leave_sync_actor
+from monarch_nb.runtime.actors.interrupts import enter_actor, leave_actor
 from monarch_nb.runtime.context import Context, current
 from monarch_nb.settings import settings
 from monarch_nb.wire import flush_output, format_exception
@@ -113,7 +113,7 @@ class SyncExecutor:
     def _live(self) -> None:
         cell = self._cell
         if not self._main:
-            enter_sync_actor()
+            enter_actor()
         cell.construct()
         while not cell.ending:
             try:
@@ -125,7 +125,7 @@ class SyncExecutor:
             except KeyboardInterrupt:
                 continue
         cell.cleanup.run()
-        leave_sync_actor()
+        leave_actor()
 
     def _step(self) -> None:
         if not self._items:
@@ -200,6 +200,7 @@ class AsyncExecutor:
         return task
 
     def _run(self) -> None:
+        enter_actor()
         with asyncio.Runner() as runner:
             try:
                 self._run_main(runner.get_loop())
@@ -207,6 +208,7 @@ class AsyncExecutor:
                 _ignore_reported(runner.get_loop(), error)
                 if self._cell.thread_lost(error):
                     runner.run(self._finish())
+        leave_actor()
 
     def _run_main(self, loop: "asyncio.AbstractEventLoop") -> None:
         main = loop.create_task(self._main())

@@ -5,16 +5,18 @@ exception thrown into a thread ends the C function there.
 """
 
 import contextlib
+import inspect
 import linecache
 import os
 import signal
 import sys
 import threading
 import time
+import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.actors.cell import ActorCell
     from monarch_nb.runtime.process import Runtime
 
+T = TypeVar("T")
 INTERRUPT_INTERVAL = 0.2  # seconds; a sooner interrupt counts as the one before, which may not have arrived yet
 FREES_AFTER = 0.2  # seconds from an interrupt until an endpoint that still runs is freed from waits in process groups
 FREES_WITHIN = 30.0  # seconds in which it is freed; then it takes another interrupt
@@ -54,46 +57,60 @@ class InterruptWindow:
         self._lock = threading.Lock()
         self._interruptible = False
         self._thrown = False  # an interrupt is on its way
+        self._task: object = None
         self._interrupted_at = float("-inf")  # when the running code was interrupted last
 
-    def begin(self) -> None:
-        """Opens the window: from now on an interrupt affects the running code."""
+    def begin(self, task: object = None) -> None:
+        """Opens the window: from now on an interrupt affects the running code, that of `task` on a loop."""
+        self._task = task
         self._interruptible = True
 
-    def end(self) -> None:
-        """Closes the window: an interrupt from now on is too late, and must not cut off the answer."""
+    def end(self) -> bool:
+        """Closes the window: an interrupt from now on is too late, and must not cut off the answer.
+
+        Returns whether one has come that could not be raised.
+        """
+        missed = False
         while self._interruptible:
             try:
                 with self._lock:
+                    missed = self._interrupted_at > float("-inf") and not self._thrown
                     self._interruptible = False
+                    self._task = None
                     self._interrupted_at = float("-inf")
                     if self._thrown:
                         self._thrown = False
                         take_back()
             except KeyboardInterrupt:
                 continue
+        return missed
 
     @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self, task: object = None) -> Iterator[None]:
         """Opens the window for a block."""
         try:
-            self.begin()
+            self.begin(task)
             yield
         finally:
             self.end()
 
-    def interrupt(self, thread: threading.Thread) -> None:
-        """Raises KeyboardInterrupt in the running code, as soon as an exception may end it there. Does not block."""
+    def interrupt(self, thread: threading.Thread) -> object:
+        """Raises KeyboardInterrupt in the running code, as soon as an exception may end it there. Does not block.
+
+        Returns the task that runs, if any.
+        """
         with self._lock:
+            task = self._task
             if not self._interruptible or time.monotonic() - self._interrupted_at < INTERRUPT_INTERVAL:
-                return
+                return task
             interrupted_at = self._interrupted_at = time.monotonic()
             if thread is threading.main_thread():
                 # To the thread itself: a signal to the process may be taken by any thread, and wakes only that one.
                 signal.pthread_kill(thread.ident or 0, signal.SIGINT)
-                return
+                return task
         if self._throw(thread.ident or 0, interrupted_at):
             self._clock.every(AGAIN_S, lambda: self._throw(thread.ident or 0, interrupted_at))
+        return task
 
     def _throw(self, thread: int, interrupted_at: float) -> bool:
         """Raises the interrupt in a thread; returns whether to try again."""
@@ -105,6 +122,51 @@ class InterruptWindow:
                 return True
         wake(thread)
         return False
+
+
+async def run_on_loop(
+    window: InterruptWindow | None, method: Callable[..., object], *args: object, **kwargs: object
+) -> object:
+    """Runs an endpoint of an async actor. Interrupts are raised in what runs, if it has a window."""
+    if window is None:
+        result = method(*args, **kwargs)
+    else:
+        with window.interruptible(asyncio.current_task()):
+            result = method(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            return await _stepwise(window, result)
+    return await result if inspect.isawaitable(result) else result
+
+
+@types.coroutine
+def _stepwise(window: InterruptWindow, coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    """Runs a coroutine, whose steps go from one `await` that waits to the next."""
+    task = asyncio.current_task()
+    proceed: Callable[[Any], object] = coroutine.send
+    argument: Any = None
+    while True:
+        missed = False
+        try:
+            try:
+                window.begin(task)
+                awaited = proceed(argument)
+            finally:
+                missed = window.end()
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except KeyboardInterrupt:
+            window.end()
+            missed = inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED
+            if not missed:
+                raise
+        if missed:  # the interrupt came beside the step, or too late for it
+            proceed, argument = coroutine.throw, KeyboardInterrupt()
+            continue
+        try:
+            argument = yield awaited
+            proceed = coroutine.send
+        except BaseException as error:
+            proceed, argument = coroutine.throw, error
 
 
 class _Interrupted:
@@ -306,17 +368,17 @@ class Cancellation:
 
 
 _c_sleep = time.sleep
-_wakers: dict[int, threading.Lock] = {}  # by thread of a sync actor; locked until it must wake up
+_wakers: dict[int, threading.Lock] = {}  # by thread of an actor; locked until it must wake up
 
 
-def enter_sync_actor() -> None:
-    """Notes that the calling thread runs a sync actor."""
+def enter_actor() -> None:
+    """Notes that the calling thread runs an actor."""
     waker = _wakers[threading.get_ident()] = threading.Lock()
     waker.acquire()
 
 
-def leave_sync_actor() -> None:
-    """Notes that the calling thread runs no sync actor any more."""
+def leave_actor() -> None:
+    """Notes that the calling thread runs no actor any more."""
     _wakers.pop(threading.get_ident(), None)
 
 
