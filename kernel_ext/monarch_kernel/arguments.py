@@ -53,11 +53,11 @@ def split_line(usage: str, line: str, options: set[str]) -> tuple[str, list[str]
 
 
 def read_names(magic: str, line: str, options: Iterable[str] = ()) -> tuple[list[str], set[str]]:
-    """Reads names and options. Raises UsageError."""
+    """Reads names, each once, and options. Raises UsageError."""
     words = line.split()
     flags = {word for word in words if word.startswith("-")}
     check_options(magic, flags, set(options))
-    names = [word.rstrip(",") for word in words if not word.startswith("-")]
+    names = list(dict.fromkeys(word.rstrip(",") for word in words if not word.startswith("-")))
     if not names and not flags:
         alternatives = "".join(f", or {magic} {option}" for option in options)
         raise UsageError(f"{magic}: which mesh? Write {magic} NAME{alternatives}")

@@ -131,9 +131,12 @@ class LeavingMagics(SessionMagics):
         if not names:
             raise UsageError("%detach: which mesh? Write %detach NAME --lease 2h, or %detach --keep 1h")
         lease = _duration("--lease", options.get("--lease", LEASE))
-        meshes = [self._session.find(name) for name in names]
-        for name, mesh in zip(names, meshes, strict=True):
+        left: dict[str, tuple[str, ProcState]] = {}  # by uid: names may mean the same processes
+        for name in names:
+            mesh = self._session.find(name)
             procs = state_of(mesh).procs if isinstance(mesh, ActorMesh) else state_of(mesh)
+            left.setdefault(procs.uid, (name, procs))
+        for name, procs in left.values():
             current_runtime().part(Detacher).detach(procs, parse_duration(lease) / 1e9)
             sys.stdout.write(f"{name} is left for {lease}: %attach {procs.name} comes back to it\n")
 

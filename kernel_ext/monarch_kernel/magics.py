@@ -67,6 +67,12 @@ class MonarchMagics(SessionMagics):
         args = read_mesh(line)
         check_name(args.name)
         if args.change is not None:
+            if cell is not None:
+                label, by = args.change
+                raise UsageError(
+                    f"%%mesh: {label}={by:+} changes a mesh that is there, without a set-up: write "
+                    f"%mesh {args.name} {label}={by:+}, or a size of at least 1 for a new mesh"
+                )
             mesh, notice = self._session.resize(args.name, *args.change)
             self._say(notice)
             return mesh
@@ -202,8 +208,7 @@ class MonarchMagics(SessionMagics):
         elif options:
             lines = self._session.stop_unused()
         else:
-            meshes = [self._session.find(name) for name in names]  # all are known before any is stopped
-            lines = [self._session.stop(name) for name in names[: len(meshes)]]
+            lines = self._session.stop([self._session.find(name) for name in names])
         self._say("\n".join(lines) or "nothing to stop")
 
     @line_magic
@@ -235,8 +240,8 @@ class MonarchMagics(SessionMagics):
             self._say(self._session.interrupt(selection.of(self._session.find(selection.name))))
             return
         names, _ = read_names("%interrupt", line)
-        for name in names:
-            self._say(self._session.interrupt(self._session.find(name)))
+        for mesh in [self._session.find(name) for name in names]:  # all are known before any is interrupted
+            self._say(self._session.interrupt(mesh))
 
     def _cell(self) -> str:
         return cell_file(self.shell)

@@ -144,9 +144,9 @@ class Session(Namespace):
 
     # -- ending and healing -----------------------------------------------------------------------------------------
 
-    def stop(self, name: str) -> str:
-        """Stops a mesh; gives a line about it."""
-        return self._stop(state_of(self.find(name)))
+    def stop(self, meshes: Sequence[Mesh]) -> list[str]:
+        """Stops meshes, each once; gives a line about each."""
+        return [self._stop(state) for state in {state.uid: state for state in map(state_of, meshes)}.values()]
 
     @staticmethod
     def stop_part(part: Mesh) -> str:

@@ -254,3 +254,9 @@ def test_actors_of_a_patched_class_train_on_simulated_ranks() -> None:
             assert get_tensor_engine_factory(Trainer) is replacement
     assert get_tensor_engine_factory(Trainer) is None
     assert train_once()[1] >= 1
+
+
+@pytest.mark.parametrize("sizes", [(0, 2), (1, -1), (1, 2.0)])
+def test_a_simulated_mesh_has_at_least_one_rank(sizes: Any) -> None:
+    with pytest.raises(ValueError, match="must be a whole number of at least 1"):
+        monarch_nb.Simulator(*sizes)

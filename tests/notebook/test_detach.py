@@ -50,8 +50,8 @@ def test_a_restarted_kernel_goes_on_with_its_mesh_and_names(files: Path) -> None
         pids = notebook.run("trainers.run(os.getpid).get().values()").ok().text
         notebook.run("waits = mine.slice(gpus=1).stopped.call_one()").ok()
         notebook.run("row = trainers.flatten('all'); last = mine.slice(gpus=1)").ok()
-        detached = notebook.run("%detach trainers --lease 2m").ok()
-        assert "trainers is left for 2m: %attach trainers comes back to it" in detached.stdout
+        detached = notebook.run("%detach trainers mine trainers --lease 2m").ok()
+        assert detached.stdout.count("is left for 2m: %attach trainers comes back to it") == 1
         assert "attach" in notebook.run("mine.add.call(1).get()").traceback
         notebook.restart()
         listed = notebook.run("%attach").ok().stdout

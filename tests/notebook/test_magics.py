@@ -13,7 +13,7 @@ def test_mesh_binds_its_name_and_shows_itself(nb: Notebook) -> None:
     cell = nb.run("%mesh small gpus=2").ok()
     assert cell.text == "<ProcMesh 'small' {gpus=2}>"
     assert nb.run("type(small).__name__, small.sizes").text == "('ProcMesh', {'gpus': 2})"
-    nb.run("%stop small").ok()
+    assert nb.run("again = small\n%stop small again small").ok().stdout == "stopped small: 2 procs\n"
 
 
 def test_the_same_line_again_gives_the_same_mesh(nb: Notebook) -> None:
@@ -143,6 +143,8 @@ def test_a_syntax_error_in_on_is_told_before_anything_runs(nb: Notebook) -> None
         ("%stop w --all", "not both"),
         ("%interrupt", "which mesh?"),
         ("%meshes w", "takes no arguments"),
+        ("%%mesh w gpus=-1\nx = 1", "without a set-up: write %mesh w gpus=-1, or a size of at least 1"),
+        ("%%mesh w gpus=0\nx = 1", "gpus=0 is not a size"),
     ],
 )
 def test_mistakes_in_a_line_are_reported_in_one_line(nb_quick: Notebook, line: str, error: str) -> None:

@@ -197,6 +197,9 @@ class Simulator:
         group_workers: bool = False,
         build_ir: bool = False,
     ) -> None:
+        for name, size in (("hosts", hosts), ("gpus", gpus)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name}={size!r} must be a whole number of at least 1")
         self._mode = _mode(SimulatorBackendMode, simulate_mode, "simulate_mode")
         self._traces = _mode(SimulatorTraceMode, trace_mode, "trace_mode")
         self._trace_path, self._history_path, self.group_workers = Path(trace_path), command_history_path, group_workers
