@@ -25,6 +25,7 @@ _BEAT_S = 1.0  # between messages to a host: only a write reveals a broken conne
 _BEATS = 1000  # messages per second, for any number of hosts
 _ASK_S = 3.0
 _JOIN_S = 10.0
+_ANSWER_S = 1.0  # for a host that has dialled, even at the end of the time
 _CALL_S = 5.0  # from an agent's request to join until its connection stands
 
 
@@ -338,13 +339,21 @@ class Reception:
         """
         deadline, accepted = time.monotonic() + timeout, list[p.HostState]()
         silent: dict[str, Exception] = {}
+        late: dict[str, p.HostState] = {}  # they had less time than they may need: the next call asks them again
         while len(accepted) < count:
             states = self._take(count - len(accepted), deadline)
             if not states:
                 self._return(accepted)
-                raise AttachError({**self.refused, **silent, "": self._missing(count, timeout)}, 1)
-            silent |= self.admit(states, lease)
-            accepted += [state for state in states if state.host not in silent]
+                error = AttachError({**self.refused, **silent, "": self._missing(count, timeout)}, 1)
+                self._keep(late)
+                raise error
+            within = min(_JOIN_S, max(_ANSWER_S, deadline - time.monotonic()))
+            errors = self.admit(states, lease, within)
+            silent |= errors
+            accepted += [state for state in states if state.host not in errors]
+            if within < _JOIN_S:
+                late |= {state.host: state for state in states if state.host in errors}
+        self._keep(late)
         return [state.host for state in accepted]
 
     def _take(self, count: int, deadline: float) -> list[p.HostState]:
@@ -361,6 +370,11 @@ class Reception:
         with self._changed:
             self._new = {state.host: state for state in states} | self._new
 
+    def _keep(self, late: dict[str, p.HostState]) -> None:
+        """Leaves hosts to the next call, after all others."""
+        with self._changed:
+            self._new |= {host: state for host, state in late.items() if host not in self._new}
+
     def _missing(self, count: int, timeout: float) -> TimeoutError:
         return TimeoutError(
             f"{len(self._new)} of {counted(count, 'host')} joined at {self.endpoint} within {timeout:g} s. On the "
@@ -373,9 +387,14 @@ class Reception:
             self._changed.wait_for(lambda: host in self._new, timeout)
             return self._new.pop(host, None)
 
-    def admit(self, states: Sequence[p.HostState], lease: float | None) -> dict[str, Exception]:
-        """Attaches these hosts; returns the errors of those that do not agree, and are not attached. Blocks."""
-        routes, deadline = self._runtime.part(HostRoutes), time.monotonic() + _JOIN_S
+    def admit(
+        self, states: Sequence[p.HostState], lease: float | None, within: float = _JOIN_S
+    ) -> dict[str, Exception]:
+        """Attaches these hosts; returns the errors of those that do not agree, and are not attached.
+
+        Blocks up to `within` seconds.
+        """
+        routes, deadline = self._runtime.part(HostRoutes), time.monotonic() + within
         hosts = {state.host: JoinedHost(self._runtime, state, self.endpoint, self.keys, lease) for state in states}
         routes.attached.update(hosts)
         errors: dict[str, Exception] = {}
@@ -383,9 +402,15 @@ class Reception:
             try:
                 reply.get(max(0.0, deadline - time.monotonic()))
             except (TimeoutError, RuntimeError):
-                errors[host] = UnreachableError(f"host {host} joined, and does not answer any more")
+                errors[host] = UnreachableError(f"host {host} joined, and has not answered within {within:.3g} s")
                 routes.attached.pop(host).end()
-        routes.settle([host for host in hosts if host not in errors], _JOIN_S)
+        agreed = [host for host in hosts if host not in errors]
+        try:
+            routes.settle(agreed, max(_ANSWER_S, deadline - time.monotonic()))
+        except TimeoutError as error:
+            for host in agreed:
+                errors[host] = error
+                routes.attached.pop(host).end()
         return errors
 
 
@@ -406,9 +431,10 @@ def accept_hosts(
 
     For hosts that cannot be dialled: `monarch-nb agent --dial tcp://HERE:22222 --key FILE --keep` runs there. Further
     hosts that dial are available to the next call. `key` and `lease` are as for `attach_hosts`. Processes on such hosts
-    reach those of other hosts through this process. Blocks up to `timeout` seconds. From the first call on this process
-    listens at that endpoint, until `shutdown_context()`. Raises AttachError if fewer hosts have come, TrustError
-    without a key, TransportError if it cannot listen.
+    reach those of other hosts through this process. Blocks up to `timeout` seconds, and two more for answers of hosts
+    that have dialled by then. From the first call on this process listens at that endpoint, until
+    `shutdown_context()`. Raises AttachError if fewer hosts have come, TrustError without a key, TransportError if it
+    cannot listen.
     """
     if count < 1:
         raise ValueError(f"count={count!r} must be at least 1")
