@@ -16,6 +16,7 @@ from IPython.display import display
 
 from monarch_nb import diagnosis, profiling
 from monarch_nb._parsing import parsed
+from monarch_nb.transport import held_back
 
 from .arguments import check_options, read_place, read_profile, read_timeline
 from .display.errors import cell_syntax
@@ -256,7 +257,7 @@ def run_within(shell: InteractiveShell, cell: str, context: AbstractContextManag
                 _show(value)
     except BaseException:
         if result is not None:
-            _show(result)
+            held_back(_show, result)  # another press of stop comes after it
         raise
     give_back_underscores(shell)
     return result
