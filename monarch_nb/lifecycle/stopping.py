@@ -1,5 +1,6 @@
 """Stopping meshes, or slices of them, in order: not a failure."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -29,8 +30,8 @@ from monarch_nb.runtime import (
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, places_of
 from monarch_nb.supervision import Driver
-from monarch_nb.transport import held_back
-from monarch_nb.wire import Asker, Done, agent_of
+from monarch_nb.transport import UnreachableError, held_back
+from monarch_nb.wire import Asker, Done, agent_of, parse_address
 
 logger = logging.getLogger(__name__)
 MOST_STOPPED = 64  # number of stopped meshes whose state is retained
@@ -60,6 +61,7 @@ class MeshStopper:
     def stop(self, state: MeshState, reason: str, region: Region | None = None) -> Future[None]:
         """Stops a mesh or slice; the future resolves when it has ended. A second stop returns the same future.
 
+        An actor that ends with it gets a resolved future: the stop waits for the end of its present message.
         Raises RuntimeError for a mesh that this process has left, which may be another one's by now.
         """
         first = self._stops.get(state.uid)
@@ -227,8 +229,22 @@ class MeshStopper:
 
     def _ask(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         self._driver.mark_stopped(state, ranks, reason, over=False)
-        reply = request(self._runtime, state.owner_process, STOP_MESH, StopMeshRequest(state.uid, ranks, reason))
+        message = StopMeshRequest(state.uid, ranks, reason)
+        if self._stops_caller(state, ranks):
+            self._runtime.post(state.owner_process, STOP_MESH, message)
+            return resolved_future(None)
+        reply = request(self._runtime, state.owner_process, STOP_MESH, message)
         return gather([reply], lambda: f"{state.name} has not stopped yet")
+
+    def _stops_caller(self, state: MeshState, ranks: tuple[int, ...] | None) -> bool:
+        """Returns whether the calling actor ends with these ranks, for which it would wait for ever."""
+        cell = self._runtime.context().actor_instance.cell
+        if not isinstance(cell, ActorCell):
+            return False
+        uid, rank, _ = parse_address(self._runtime.address).place
+        if isinstance(state, ActorState):
+            uid, rank = cell.mesh, cell.rank
+        return uid == state.uid and (ranks is None or rank in ranks)
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
@@ -239,7 +255,12 @@ class MeshStopper:
             return
         first = self._stops.get(state.uid)
         future = first if first is not None else self._stop(state, body.ranks, body.reason)
-        when_done(future, lambda _: asker.reply(Done()))
+
+        def reply(_: Future[None]) -> None:
+            with contextlib.suppress(UnreachableError):  # the asker may have ended meanwhile
+                asker.reply(Done())
+
+        when_done(future, reply)
 
     def _stop_actor(self, body: StopActor, asker: Asker[ActorGone]) -> ActorGone | None:
         cell = self._runtime.cells.get((body.mesh, body.rank))

@@ -58,7 +58,10 @@ class ActorMesh(Handle[ActorState], Generic[A]):
         return operations().procs_of(self)  # torchmonarch's programs look there
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stops the actors after their current messages; that is no failure. The future resolves when all have."""
+        """Stops the actors after their current messages; that is no failure.
+
+        The future resolves when all have ended; for one of them, at once.
+        """
         return operations().stop(self._state, reason, self._region)
 
     def __dir__(self) -> list[str]:

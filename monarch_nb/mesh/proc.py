@@ -84,7 +84,7 @@ class ProcMesh(Handle[ProcState]):
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the processes after their actors' clean-up; that is no failure.
 
-        Resolves when all have ended, and their output is shown.
+        Resolves when all have ended, and their output is shown; for an actor on them, at once.
         """
         return operations().stop(self._state, reason, self._region)
 
