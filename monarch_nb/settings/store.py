@@ -29,6 +29,7 @@ from monarch_nb.settings.kinds import (
 logger = logging.getLogger(__name__)
 
 TRAVELS_IN = "MONARCH_NB_CONFIG"  # environment variable that passes a controller's settings to its processes
+_WARNED = "environment.warned"  # among the settings that travel
 _PREFIXES = ("MONARCH_NB_", "HYPERACTOR_MESH_", "HYPERACTOR_", "MONARCH_HYPERACTOR_", "MONARCH_")
 _MIB = 1 << 20
 
@@ -218,7 +219,7 @@ class Settings(Effective):
         self._set: dict[str, Value] | None = None  # all layers merged; None after one has changed
         self._sent: dict[str, Value] = {}
         self._runtime: dict[str, Value] = {}
-        self._warned: set[str] = set()
+        self._warned: set[str] = set()  # names of settings, and lines of the environment
 
     # -- for the engine -----------------------------------------------------------------------------------------------
 
@@ -251,8 +252,8 @@ class Settings(Effective):
                 try:
                     values[key.name] = from_text(key, value)
                 except (TypeError, ValueError) as error:
-                    if name not in self._warned:
-                        self._warned.add(name)
+                    if (line := f"{name}={value}") not in self._warned:
+                        self._warned.add(line)
                         warnings.warn(f"the environment's {name} is ignored: {error}", stacklevel=2)
         return values
 
@@ -292,8 +293,13 @@ class Settings(Effective):
 
     def to_send(self) -> str:
         """Returns the settings that this process passes on to those that it starts."""
-        layer = {**self._sent, **self._runtime}
-        return json.dumps({name: to_text(KEYS[name], value) for name, value in sorted(layer.items())}) if layer else ""
+        self._merged()  # those need not warn of what this process has warned of
+        sent: dict[str, object] = {
+            name: to_text(KEYS[name], value) for name, value in sorted({**self._sent, **self._runtime}.items())
+        }
+        if self._warned:
+            sent[_WARNED] = sorted(self._warned)
+        return json.dumps(sent) if sent else ""
 
     def receive(self, text: str) -> None:
         """Takes over settings from the controller, and reads the environment again. Ignores unknown ones, as the
@@ -303,14 +309,17 @@ class Settings(Effective):
             layer = json.loads(text) if text else {}
         except ValueError:
             layer = {}
-        received = {}
-        for name, value in layer.items() if isinstance(layer, dict) else ():
+        if not isinstance(layer, dict):
+            layer = {}
+        received, warned = {}, layer.get(_WARNED)
+        for name, value in layer.items():
             if name in KEYS and isinstance(value, str):
                 try:
                     received[name] = from_text(KEYS[name], value)
                 except (TypeError, ValueError):
                     continue
         with self._lock:
+            self._warned.update(map(str, warned if isinstance(warned, list) else ()))
             self._runtime, self._sent = {}, received
             self._env = self._set = None
 

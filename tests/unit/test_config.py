@@ -197,6 +197,15 @@ def test_a_wrong_word_in_the_environment_is_ignored_with_a_warning() -> None:
         assert conf.message_delivery_timeout == 30.0
 
 
+def test_processes_do_not_repeat_the_warning_of_their_controller(recwarn: pytest.WarningsRecorder) -> None:
+    environ = {"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "soon"}
+    controller, proc, other = Settings(environ), Settings(environ), Settings({**environ, "MONARCH_NB_LOG_DEDUP": "?"})
+    for conf in (proc, other):
+        conf.receive(controller.to_send())
+        assert conf.message_delivery_timeout == 30.0
+    assert [str(warning.message).split()[2] for warning in recwarn] == [*environ, "MONARCH_NB_LOG_DEDUP"]
+
+
 def test_other_names_of_the_environment_are_left_alone() -> None:
     conf = Settings({"MONARCH_FILE_LOG": "x", "MONARCH_NB_PYTHON": "3.11", "HYPERACTOR_": "", "MONARCH_NB_CONFIG": "{"})
     assert conf.everything() == Settings({}).everything()
