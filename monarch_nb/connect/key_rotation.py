@@ -60,7 +60,11 @@ class _KeyRotation:
         requests = self._ask("use")
         for remote in self._remotes:
             remote.keys = new
-        self._collect(requests)
+        for host, reply in self._collect(requests)[0].items():
+            if reply.error:
+                logger.warning(
+                    "%s uses the new key, but its key file still has the former one: %s", host_name(host), reply.error
+                )
         node.change_keys("use", old, new)
         use_keys(self._runtime, old, new)
         self._runtime.part(Detacher).keys_changed()
@@ -70,6 +74,12 @@ class _KeyRotation:
         replies, silent = self._collect(self._ask("expect"))
         if silent:
             raise self._unchanged("; ".join(f"{host_name(host)}: {reason}" for host, reason in silent.items()))
+        unwritable = [f"{host_name(host)}: {reply.error}" for host, reply in replies.items() if reply.error]
+        if unwritable and not force:
+            raise self._unchanged(
+                f"agents cannot write their key files, and would have the former key after a restart "
+                f"({'; '.join(unwritable)}). Make the files writable for them, or pass force=True"
+            )
         users = {host: reply.users for host, reply in replies.items() if reply.users}
         if users and not force:
             programs = "; ".join(f"{host_name(host)}: {', '.join(names)}" for host, names in users.items())
@@ -110,15 +120,11 @@ class _KeyRotation:
         replies, silent = dict[str, p.KeyChanged](), dict[str, str]()
         for host, answer in requests.items():
             try:
-                reply = replies[host] = answer.get(max(0.0, self._deadline - time.monotonic()))
+                replies[host] = answer.get(max(0.0, self._deadline - time.monotonic()))
             except TimeoutError:
                 silent[host] = "it has not answered"
             except RuntimeError as error:
                 silent[host] = str(error)
-            else:
-                if reply.error:
-                    logger.warning("%s uses the new key, but its key file still has the former one: %s",
-                                   host_name(host), reply.error)  # fmt: skip
         return replies, silent
 
     def _unchanged(self, reason: str) -> TrustError:

@@ -43,7 +43,7 @@ class AgentKeys:
                     self._node.change_keys("cancel", self._keys, self._alternate)
                 self._alternate = new
                 self._node.change_keys("expect", self._keys, new)
-                return p.KeyChanged(users=self._users(asker.src))
+                return p.KeyChanged(users=self._users(asker.src), error=self._file_error(new.check_file))
             case "use":
                 self._use(new, asker)
                 return None
@@ -71,12 +71,17 @@ class AgentKeys:
             return
         old, self._keys, self._alternate = self._keys, new, self._keys
         self._node.change_keys("expect", old, new)
-        error = ""
-        try:
-            if self._file is not None:
-                new.save(self._file)
-        except OSError as failed:
-            error = f"{self._file}: {failed.strerror or failed}"
+        error = self._file_error(new.save)
+        if error:
             log.warning("the key was changed, but not its file: %s", error)
         asker.reply(p.KeyChanged(error=error))
         self._node.change_keys("use", old, new)
+
+    def _file_error(self, write: Callable[[Path], None]) -> str:
+        """Writes this agent's key file, if it has one; returns why that failed, or ""."""
+        try:
+            if self._file is not None:
+                write(self._file)
+        except OSError as error:
+            return f"{self._file}: {error.strerror or error}"
+        return ""

@@ -255,8 +255,8 @@ class HostMesh(MeshTrait):
         made anew; calls under way go on. Blocks until all have it, at most `timeout` seconds: a host that becomes
         unreachable meanwhile gets it when it returns. Raises ValueError for hosts without a key, or with different
         keys, and TrustError if an agent does not agree, if the file cannot be written, or, unless `force`, if other
-        programs use a host and would be cut off, or if hosts of the job have not joined yet: all have the former key
-        then. Only for the whole mesh, by its owner.
+        programs use a host and would be cut off, if an agent cannot write its key file, or if hosts of the job have
+        not joined yet: all have the former key then. Only for the whole mesh, by its owner.
         """
         self._check_owned("change the key of")
         hosts, source = self._used_hosts(), self._record.source

@@ -85,6 +85,10 @@ class Keys:
             os.unlink(draft)
             raise
 
+    def check_file(self, path: str | os.PathLike[str]) -> None:
+        """Raises OSError if `save` could not write the pair beside `path`; leaves nothing there."""
+        os.unlink(self._draft(Path(path)))
+
     def _draft(self, path: Path) -> Path:
         """Creates a file beside `path`, with the pair."""
         draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")

@@ -148,6 +148,25 @@ def test_a_file_that_cannot_be_written_changes_nothing(agents: list[HostProcess]
     job.kill()
 
 
+def test_agents_that_cannot_write_their_key_files_keep_the_former_key(key: Path, tmp_path: Path) -> None:
+    folder, old = tmp_path / "agent", Keys.load(key)
+    folder.mkdir()
+    old.save(folder / "a.key")
+    with user_hosts(tmp_path, 1, key=folder / "a.key") as agents:
+        hosts = attach(agents, key)
+        folder.rename(tmp_path / "away")
+        with pytest.raises(
+            TrustError, match=r"\(\S+: \S+/a\.key: No such file or directory\)\. Make the files writable"
+        ):
+            hosts.rotate_key(key)
+        assert Keys.load(key) == old
+        assert spawn(hosts).where.call().get(SOON)
+        (tmp_path / "away").rename(folder)
+        hosts.rotate_key(key)
+        assert Keys.load(key) == Keys.load(folder / "a.key") != old
+        connect.shutdown()
+
+
 @pytest.mark.slow
 def test_a_host_that_is_silent_gets_the_new_key_later(
     agents: list[HostProcess], key: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
