@@ -269,7 +269,7 @@ class KeyChange(msgspec.Struct, frozen=True):
 
 
 class KeyChanged(Harmless, frozen=True, kw_only=True):
-    """Reply to agent.key: other controllers that have something on the host, and why its key file cannot be replaced."""
+    """Reply to agent.key: other controllers with something on the host, and why its key file cannot be replaced."""
 
     users: tuple[str, ...] = ()
     error: str = ""
