@@ -28,7 +28,7 @@ from monarch_nb.runtime import (
 )
 from monarch_nb.runtime.recorder import traceparent
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.transport import DescriptorLimitError, uninterrupted
+from monarch_nb.transport import DescriptorLimitError, raised_by_handler, uninterrupted
 from monarch_nb.wire import Flags, Header, Kind, OutFrame, Run, check_size, encode, pickle_failure, text_of
 from monarch_nb.wire.header import SKIP
 
@@ -109,6 +109,8 @@ def encode_arguments(
     except HeldByRanksError:
         raise
     except Exception as error:
+        if raised_by_handler(error):
+            raise
         failure = error
     culprit = None if method is None else _unsendable(method, hidden, args, kwargs)
     if culprit is None:

@@ -21,6 +21,7 @@ from monarch_nb.runtime import unretrieved
 from monarch_nb.runtime.actors.failures import RankError, RankNames, actor_error, in_order
 from monarch_nb.runtime.future import Future
 from monarch_nb.settings import settings
+from monarch_nb.transport import raised_by_handler
 from monarch_nb.wire import (
     ActorError,
     Folded,
@@ -226,6 +227,8 @@ class PendingCall(Generic[R]):
                 try:
                     return decode(body, process)
                 except Exception as error:
+                    if raised_by_handler(error):
+                        raise
                     raise unpickle_failure(error, f"result of {title}", "calling") from error
             finally:
                 if parcel is not None:

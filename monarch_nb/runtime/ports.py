@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from monarch_nb.runtime.calls import PendingCall, answered
 from monarch_nb.runtime.context import current_runtime
 from monarch_nb.runtime.future import Future
-from monarch_nb.transport import TransportError
+from monarch_nb.transport import TransportError, raised_by_handler
 from monarch_nb.wire import (
     ActorError,
     Flags,
@@ -84,6 +84,8 @@ class Port(Generic[T]):
         try:
             frames = encode(obj, current_runtime())
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             failure = pickle_failure(error, obj, "the `value` for a port")
             raise failure from failure.__cause__
         self._use()

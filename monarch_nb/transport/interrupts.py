@@ -70,6 +70,17 @@ def _wrap_handlers() -> None:
     _handlers = tuple(map(_current, signals))
 
 
+def raised_by_handler(error: BaseException) -> bool:
+    """Returns whether a program's signal handler has raised an error, between any two lines of the code it passed."""
+    handlers: set[object] = {_BetweenSections.__call__.__code__}
+    for number in (_SIGINT, _ALRM, _HUP, _TERM, _USR1, _USR2):
+        handlers.add(getattr(_current(number), "__code__", None))
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code not in handlers:
+        tb = tb.tb_next
+    return tb is not None
+
+
 class _Guard:
     """One thread's section: a thrower into the thread takes `lock` first."""
 

@@ -1,5 +1,6 @@
 """The caller's error when an endpoint raises, or when a value cannot be sent."""
 
+import signal
 import sys
 import threading
 import time
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, ActorError, Port, ProcMesh, SupervisionError, current_rank, endpoint
+from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, SupervisionError, current_rank, endpoint
 from tests.cluster.actor_tools import Faults
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -210,6 +211,51 @@ def test_an_argument_that_cannot_be_loaded_is_told_by_the_actor(raisers: Any) ->
     with pytest.raises(ActorError, match="cannot be loaded"):
         raisers.take.call(BadLoad()).get(20)
     assert raisers.alive.call().get(20).values() == [True] * 4
+
+
+class TimeIsOver(Exception):
+    """Raised by a signal's handler."""
+
+
+def alarm() -> str:
+    if threading.current_thread() is threading.main_thread():
+        signal.raise_signal(signal.SIGUSR1)
+    return "rang"
+
+
+class Alarm:
+    """Whose loading, and if it is `armed` its pickling, a signal cuts into."""
+
+    def __init__(self, armed: bool = False) -> None:
+        self.armed = armed
+
+    def __reduce__(self) -> Any:
+        if self.armed:
+            alarm()
+        return alarm, ()
+
+
+class Ringing(Actor):
+    @endpoint
+    def ring(self, argument: object = None) -> Any:
+        return Alarm()
+
+
+def test_the_error_of_a_signals_handler_is_not_one_of_pickling(quad: ProcMesh) -> None:
+    def stop(signum: int, frame: object) -> None:
+        raise TimeIsOver
+
+    bells: Any = quad.slice(gpus=0).spawn("bells", Ringing)
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with pytest.raises(TimeIsOver):
+            bells.ring.call_one().get(20)
+        with pytest.raises(TimeIsOver):
+            bells.ring.call_one(Alarm(armed=True))
+        with pytest.raises(TimeIsOver):
+            Channel[Any].open()[0].send(Alarm(armed=True))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_result_that_cannot_be_sent_is_named(raisers: Any) -> None:
