@@ -429,19 +429,19 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
         alike: dict[tuple[str, str, bool, str], list[int]] = {}
         seconds = 0.0
         for rank in rest:
-            run, behind = _holding(procs, rank, call.call), ""
+            run, queue_text = _holding(procs, rank, call.call), ""
             if run is not None:
                 is_queued = run.call != call.call
                 if is_queued and rank in named:
                     continue
-                behind = f", which waits behind {run.actor}.{run.endpoint}()" if is_queued else ""
+                queue_text = f", which waits behind {run.actor}.{run.endpoint}()" if is_queued else ""
                 seconds = max(seconds, min(run.seconds, call.seconds) if is_queued else run.seconds)
-            alike.setdefault((*_action(procs, rank, run), behind), []).append(rank)
+            alike.setdefault((*_action(procs, rank, run), queue_text), []).append(rank)
         if seconds < procs.patience:
             continue
-        for (action, source, sure, behind), ranks in alike.items():
+        for (action, source, sure, queue_text), ranks in alike.items():
             has = _verb(ranks, "has")
-            late = f"{has} not answered {call.title}() for {_seconds(seconds)}{behind}"
+            late = f"{has} not answered {call.title}() for {_seconds(seconds)}{queue_text}"
             text = f"{procs.where(ranks)} alone {late}; {_clause(action, ranks)}"
             named.update(ranks)
             sure = sure and len(rest) * 2 < call.size and not any(is_in_unrecorded(procs.after[rank]) for rank in ranks)

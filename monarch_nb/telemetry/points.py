@@ -249,7 +249,7 @@ class Points:
             self._planned = False
             if self._runtime.part(MeshRegistry).is_left:
                 return  # the points wait for the next owner
-            points = self._taken()
+            points = self._take_points()
         if not points:
             return  # a reader has fetched them
         try:
@@ -257,7 +257,7 @@ class Points:
         except TransportError:
             return  # the owner has ended
 
-    def _taken(self) -> list[MetricPoint]:
+    def _take_points(self) -> list[MetricPoint]:
         """Returns the unsent points, which count as sent from then on. Under the lock."""
         waiting, self._waiting = self._waiting, Series()
         return waiting.points()
@@ -287,7 +287,7 @@ class Points:
 
     def _on_take(self, _: Done, asker: Asker[MetricPoints]) -> MetricPoints:
         with self._lock:
-            return MetricPoints(self._taken())
+            return MetricPoints(self._take_points())
 
     def _fetch(self, mesh: Handle[MeshState]) -> None:
         """Fetches unsent points from the processes of a mesh: all that were reported before a call was answered.

@@ -132,9 +132,7 @@ def test_hosts_with_one_file_system_need_a_mount_point_each(hosts: HostMesh, sou
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_a_mount_point_that_is_mounted_again_belongs_to_the_later_mount(
-    hosts: HostMesh, source: Path, tmp_path: Path
-) -> None:
+def test_a_mount_point_mounted_again_belongs_to_the_later_mount(hosts: HostMesh, source: Path, tmp_path: Path) -> None:
     first, second = (remotemount(hosts.slice(hosts=0), str(source), str(tmp_path / "there")) for _ in range(2))
     first.open()
     with second:

@@ -237,7 +237,7 @@ def test_a_mesh_may_be_stopped_before_it_is_there() -> None:
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_an_actor_that_stops_its_own_mesh_goes_on_to_the_end(own_procs: ProcMesh, processes: bool) -> None:
+def test_an_actor_that_stops_its_mesh_goes_on_to_the_end(own_procs: ProcMesh, processes: bool) -> None:
     actors: Any = own_procs.spawn("actors", Stoppable)
     actors.slice(gpus=0).stop_mesh.call_one(own_procs if processes else actors).get(20)
     with pytest.raises(SupervisionError, match="stopped"):

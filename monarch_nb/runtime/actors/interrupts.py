@@ -14,9 +14,9 @@ import threading
 import time
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -134,39 +134,72 @@ async def run_on_loop(
         with window.interruptible(asyncio.current_task()):
             result = method(*args, **kwargs)
         if inspect.iscoroutine(result):
-            return await _stepwise(window, result)
+            return await _EndpointSteps(window, result)
     return await result if inspect.isawaitable(result) else result
 
 
-@types.coroutine
-def _stepwise(window: InterruptWindow, coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-    """Runs a coroutine, whose steps go from one `await` that waits to the next."""
-    task = asyncio.current_task()
-    proceed: Callable[[Any], object] = coroutine.send
-    argument: Any = None
-    while True:
-        missed = False
-        try:
+class _EndpointSteps(Generic[T]):
+    """Runs a coroutine whose steps, from one `await` that waits to the next, an interrupt may end.
+
+    An iterator, and no generator, whose attributes lead to the coroutine's frames, as those of a coroutine do.
+    """
+
+    def __init__(self, window: InterruptWindow, coroutine: "types.CoroutineType[object, object, T]") -> None:
+        self._window, self._coroutine, self._task = window, coroutine, asyncio.current_task()
+
+    def __await__(self) -> "Generator[object, object, T]":
+        return cast("Generator[object, object, T]", self)
+
+    def __next__(self) -> object:
+        return self._step(self._coroutine.send, None)
+
+    def send(self, value: object) -> object:
+        """Runs the next step."""
+        return self._step(self._coroutine.send, value)
+
+    def throw(self, *error: object) -> object:
+        """Runs the next step, which begins with an error."""
+        return self._step(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        """Ends the coroutine where it waits."""
+        self._coroutine.close()
+
+    @property
+    def cr_frame(self) -> FrameType | None:
+        """The frame of the coroutine; None once it has ended."""
+        return self._coroutine.cr_frame
+
+    @property
+    def cr_running(self) -> bool:
+        """True during a step."""
+        return self._coroutine.cr_running
+
+    @property
+    def cr_await(self) -> object:
+        """What the coroutine awaits."""
+        return self._coroutine.cr_await
+
+    def _step(self, proceed: Callable[..., object], *arguments: object) -> object:
+        window, coroutine = self._window, self._coroutine
+        while True:
+            awaited: object = None
+            missed = False
             try:
-                window.begin(task)
-                awaited = proceed(argument)
-            finally:
-                missed = window.end()
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        except KeyboardInterrupt:
-            window.end()
-            missed = inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED
+                try:
+                    window.begin(self._task)
+                    awaited = proceed(*arguments)
+                finally:
+                    missed = window.end()
+            except KeyboardInterrupt:
+                window.end()
+                missed = inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED
+                if not missed:
+                    raise
             if not missed:
-                raise
-        if missed:  # the interrupt came beside the step, or too late for it
-            proceed, argument = coroutine.throw, KeyboardInterrupt()
-            continue
-        try:
-            argument = yield awaited
-            proceed = coroutine.send
-        except BaseException as error:
-            proceed, argument = coroutine.throw, error
+                return awaited
+            # The interrupt came beside the step, or too late for it.
+            proceed, arguments = coroutine.throw, (KeyboardInterrupt(),)
 
 
 class _Interrupted:
