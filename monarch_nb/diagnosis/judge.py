@@ -421,7 +421,7 @@ def is_in_unrecorded(evidence: Evidence) -> bool:
 
 def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
     """Yields findings about ranks that have not answered a call as others have, unless collectives explain it."""
-    named = set[int]()
+    culprits = set[int]()
     for call in procs.calls:
         rest = sorted(call.missing)
         if not rest or explained & call.missing or len(rest) == call.size:
@@ -429,21 +429,21 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
         alike: dict[tuple[str, str, bool, str], list[int]] = {}
         seconds = 0.0
         for rank in rest:
-            run, queue_text = _holding(procs, rank, call.call), ""
+            run, holder = _holding(procs, rank, call.call), ""
             if run is not None:
                 is_queued = run.call != call.call
-                if is_queued and rank in named:
+                if is_queued and rank in culprits:
                     continue
-                queue_text = f", which waits behind {run.actor}.{run.endpoint}()" if is_queued else ""
+                holder = f", which waits behind {run.actor}.{run.endpoint}()" if is_queued else ""
                 seconds = max(seconds, min(run.seconds, call.seconds) if is_queued else run.seconds)
-            alike.setdefault((*_action(procs, rank, run), queue_text), []).append(rank)
+            alike.setdefault((*_action(procs, rank, run), holder), []).append(rank)
         if seconds < procs.patience:
             continue
-        for (action, source, sure, queue_text), ranks in alike.items():
+        for (action, source, sure, holder), ranks in alike.items():
             has = _verb(ranks, "has")
-            late = f"{has} not answered {call.title}() for {_seconds(seconds)}{queue_text}"
+            late = f"{has} not answered {call.title}() for {_seconds(seconds)}{holder}"
             text = f"{procs.where(ranks)} alone {late}; {_clause(action, ranks)}"
-            named.update(ranks)
+            culprits.update(ranks)
             sure = sure and len(rest) * 2 < call.size and not any(is_in_unrecorded(procs.after[rank]) for rank in ranks)
             yield Finding("stuck" if sure else "waiting_on", procs.name, tuple(ranks), text, source, sure)
     for rank, title in _ends_of_chains(procs):
@@ -533,8 +533,8 @@ def _runs_of(procs: Procs, rank: int, call: str) -> Iterator[EndpointRun]:
 def _holding(procs: Procs, rank: int, call: str) -> EndpointRun | None:
     """Returns the run of a call on a rank, or else the one behind which the call waits in an actor's queue."""
     runs = procs.after[rank].running if rank in procs.after else ()
-    queued = (run for run in sorted(runs, key=lambda run: -run.seconds) if call in run.queued)
-    return next((run for run in runs if run.call == call), next(queued, None))
+    holders = (run for run in sorted(runs, key=lambda run: -run.seconds) if call in run.queue)
+    return next((run for run in runs if run.call == call), next(holders, None))
 
 
 def _line_text(lines: Sequence[StackLine]) -> str:

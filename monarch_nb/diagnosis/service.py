@@ -38,7 +38,7 @@ from monarch_nb.diagnosis.verbs import (
 )
 from monarch_nb.host.linux import child_processes, processor_time, state_letter, times_paused
 from monarch_nb.runtime import ActorCell, Runtime
-from monarch_nb.runtime.actors.runs import ActorRun, frames_of, queued_calls, runs_of
+from monarch_nb.runtime.actors.executors import ActorRun, frames_of, queued_calls, runs_of
 from monarch_nb.wire import ENGINE, Asker, is_users_file
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ class EndpointRun(msgspec.Struct, array_like=True, frozen=True):
     lock: LockWait | None = None  # for which its thread waits
     helpers_woken: int = 0  # wakeups of other threads that wait for a file or a connection
     helpers_paused: int = 0  # times that other threads have stopped running
-    queued: tuple[str, ...] = ()  # calls whose messages the actor has got, and not begun
+    queue: tuple[str, ...] = ()  # calls whose messages the actor has got, and not begun
 
 
 class NewestCollective(msgspec.Struct, array_like=True, frozen=True):

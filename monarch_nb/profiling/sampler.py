@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch_nb.profiling.verbs import Samples, StackFrame, Weight
 from monarch_nb.runtime import ActorCell
-from monarch_nb.runtime.actors.runs import suspended_frames
+from monarch_nb.runtime.actors.executors import suspended_frames
 from monarch_nb.wire import ENGINE, is_users_file
 
 Step = tuple[int, int]  # number of a frame's code, and its current instruction

@@ -57,21 +57,21 @@ class Concurrent(Actor):
         return 1
 
 
-def constructed(procs: ProcMesh) -> Any:
+def in_init(procs: ProcMesh) -> Any:
     return procs.spawn("held", Constructed).answer.call()
 
 
-def queued(procs: ProcMesh) -> Any:
+def in_queue(procs: ProcMesh) -> Any:
     held = procs.spawn("held", Held)
     held.hold.broadcast()
     return held.answer.call()
 
 
-def suspended(procs: ProcMesh) -> Any:
+def in_await(procs: ProcMesh) -> Any:
     return procs.spawn("held", Suspended).hold.call()
 
 
-def concurrent(procs: ProcMesh) -> Any:
+def in_concurrent(procs: ProcMesh) -> Any:
     held = procs.spawn("held", Concurrent)
     call = held.hold.call()
     held.answer.call().get()  # the newest run, which has ended
@@ -81,10 +81,10 @@ def concurrent(procs: ProcMesh) -> Any:
 @pytest.mark.parametrize(
     ("begin", "line"),
     [
-        (constructed, "Event().wait(SECONDS)"),
-        (queued, "Event().wait(2 * SECONDS)"),
-        (suspended, "create_future()"),
-        (concurrent, "await asyncio.Event().wait()"),
+        (in_init, "Event().wait(SECONDS)"),
+        (in_queue, "Event().wait(2 * SECONDS)"),
+        (in_await, "create_future()"),
+        (in_concurrent, "await asyncio.Event().wait()"),
     ],
 )
 def test_a_rank_that_hangs_is_named_with_its_line(

@@ -253,7 +253,7 @@ def test_one_rank_that_has_not_answered_a_call_is_stuck() -> None:
 
 
 def test_a_call_behind_another_is_explained_by_that_once() -> None:
-    held = rank(1, running(IN_QUEUE, queued=("c2", "c3")), groups=())
+    held = rank(1, running(IN_QUEUE, queue=("c2", "c3")), groups=())
     after = {0: rank(0, groups=()), 1: held, 2: rank(2, groups=())}
     calls = [UnansweredCall(call, "trainers.answer", frozenset({1}), 3, seconds=9.0) for call in ("c2", "c3")]
     (finding,) = judge(procs(after, calls=calls))

@@ -108,7 +108,7 @@ def test_reports_within_a_short_time_travel_together_and_count_steps() -> None:
     assert len(process.later) == 2, "what comes later goes later"
 
 
-def test_a_flood_of_one_value_leaves_the_others_whole() -> None:
+def test_a_flood_of_one_value_is_thinned_and_others_stay_whole() -> None:
     process = Process("h/home")
     for step in range(2 * MOST_VALUES):
         process.points.note([point(float(step), name="flood")])
