@@ -40,10 +40,10 @@ class Limit:
     __slots__ = ("_cancelled", "_doing", "_end", "_subject", "seconds")
 
     def __init__(self, seconds: float, doing: str, subject: object = "") -> None:
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+            raise ValueError(f"timeout must be a number of seconds >= 0, not {seconds!r}")
         self.seconds = seconds
         self._doing, self._subject = doing, subject  # formatted on demand
-        if seconds != seconds:
-            raise ValueError(f"timeout must be a number of seconds, not {seconds}")
         self._end = time.monotonic() + min(seconds, _LONGEST_S)
         self._cancelled = False
 

@@ -172,8 +172,9 @@ def test_a_limit_ends_by_time_and_by_cancel() -> None:
     limit = Limit(60.0, "reading")
     assert 0 < limit.remaining() <= 60
     assert isfinite(Limit(inf, "reading").remaining()), "sockets take no other"
-    with pytest.raises(ValueError, match="not nan"):
-        Limit(nan, "reading")
+    for wrong in (nan, -1, "1", None):
+        with pytest.raises(ValueError, match=f"a number of seconds >= 0, not {wrong!r}"):
+            Limit(wrong, "reading")  # type: ignore[arg-type]
     limit.cancel()
     with pytest.raises(TransferCancelledError, match="reading was cancelled"):
         limit.remaining()
