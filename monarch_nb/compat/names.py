@@ -165,10 +165,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
 # Missing parts: whole modules.
 MODULES: dict[str, str] = {
     "monarch._src.actor.proc_launcher": _LAUNCHERS,
+    "monarch._testing": "the inside of torchmonarch",
     "monarch.controller": _TENSORS,
     "monarch.distributed_telemetry": _SQL,
     "monarch.experimental": "what torchmonarch calls experimental",
     "monarch.job.meta": "the schedulers of one company",
+    "monarch.memory": _TENSORS,
     "monarch.monarch_dashboard": _DASHBOARD,
     "monarch.notebook": "the schedulers of one company; in a notebook use %load_ext monarch",
     "monarch.parallel": _TENSORS,
@@ -176,6 +178,7 @@ MODULES: dict[str, str] = {
     "monarch.python_local_mesh": _TENSORS,
     "monarch.remote_class": _TENSORS,
     "monarch.rust_backend_mesh": _TENSORS,
+    "monarch.safe_torch": _TENSORS,
     "monarch.tensorboard": _TENSORS,
     "monarch.tools.cli": _COMMANDS,
     "monarch.tools.colors": _COMMANDS,

@@ -587,3 +587,6 @@ class Shape(Frozen):
 
     def __repr__(self) -> str:
         return f"Shape({self.labels}, {self.ndslice!r})"
+
+    def __str__(self) -> str:
+        return "{" + ",".join(f"{label}={size}" for label, size in self.extent.items()) + "}"

@@ -239,6 +239,7 @@ def test_a_shape_offers_the_same_with_other_verbs() -> None:
     assert shape.index(hosts=1, gpus=2).ranks() == [6]
     assert shape.select("gpus", slice(1, 4, 2)).ranks() == [1, 3, 5, 7]
     assert shape.coordinates(6) == {"hosts": 1, "gpus": 2}
+    assert (str(shape), str(shape.index(gpus=2))) == ("{hosts=2,gpus=4}", "{hosts=2}")
     assert (shape.labels, dict(shape.extent), len(shape)) == (["hosts", "gpus"], {"hosts": 2, "gpus": 4}, 8)
     assert shape.region == shape.extent.region
     assert pickle.loads(pickle.dumps(shape)) == shape
