@@ -132,7 +132,10 @@ def test_this_host_in_an_actor_equals_the_slice_of_its_host() -> None:
         placed = hosts.spawn_procs(per_host={"gpus": 1}).spawn("placed", Placed)
         parts = [hosts.slice(hosts=rank) for rank in range(2)]
         assert placed.host.call().get(30).values() == parts
-        assert parts[0] != parts[1] != hosts != parts[0]
+        assert parts[0] != parts[1]
+        assert hosts != parts[0]
+        with pytest.raises(ValueError, match="singleton HostMesh"):
+            shell(hosts)
         assert len({*placed.host.call().get(30).values(), *parts}) == 2
         hosts.shutdown().get(20)
 

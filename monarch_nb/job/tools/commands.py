@@ -360,7 +360,7 @@ def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None
     Raises ValueError for a mesh of several hosts.
     """
     if len(host_mesh_singleton) != 1:
-        raise ValueError(f"shell takes a mesh of one host, not of {len(host_mesh_singleton)}: slice it")
+        raise ValueError(f"shell takes a singleton HostMesh, not one of {len(host_mesh_singleton)} hosts: slice it")
     stdin, stdout = sys.stdin.fileno(), sys.stdout.fileno()
     procs = host_mesh_singleton.spawn_procs(name="shell")
     stopped, stop = os.pipe()
