@@ -277,7 +277,9 @@ def error_text(cause: Cause) -> str:
     match cause.kind:
         case "exit" | "signal":
             by_agent = f", by its host agent: {cause.text}" if cause.evicted and cause.text else ""
-            return f"the process this actor was running on failed: {ending(cause)}{by_agent}"
+            plain = cause.exitcode if cause.signal is None else None
+            end = f"exited with non-zero code {plain}" if plain else f"failed: {ending(cause)}"
+            return f"the process this actor was running on {end}{by_agent}"
         case "killed":
             return f"the process this actor was running on was killed: {text}"
         case "host":

@@ -95,7 +95,7 @@ def test_a_propagated_failure_names_its_actor_and_then_the_owners() -> None:
 @pytest.mark.parametrize(
     ("cause", "part"),
     [
-        (Cause(kind="exit", exitcode=3), "Exited(code=3)"),
+        (Cause(kind="exit", exitcode=3), "the process this actor was running on exited with non-zero code 3"),
         (Cause(kind="signal", signal=200), "Killed(sig=200)"),
         (Cause(kind="init", text="ValueError: no"), "its __init__ raised:"),
         (Cause(kind="host", host="h1", text="no answer"), "the host h1 was lost: no answer"),
