@@ -197,8 +197,8 @@ def finish(written: Path, step: int, rest: bytes, keep: int) -> None:
         _withdraw(final)
     os.replace(written, final)
     _sync(folder)
-    former = [old for old in complete(str(folder)) if old != step]
-    for old in former[: max(0, len(former) + 1 - keep)]:
+    steps = [number for number in complete(str(folder)) if number != step]
+    for old in steps[: max(0, len(steps) + 1 - keep)]:
         _withdraw(path_of(str(folder), old))
     for name in os.listdir(folder):
         if _ATTEMPT.fullmatch(name):  # left by an interrupted save, since saves run one after the other
