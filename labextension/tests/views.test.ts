@@ -141,6 +141,7 @@ describe("a failure", () => {
 
 it("says numbers, sizes and times briefly", () => {
   expect([0, 0.00001, 3.14159, 12345678].map(number)).toEqual(["0", "1.0e-5", "3.142", "1.2e+7"]);
+  expect([null, NaN, Infinity].map(number)).toEqual(["not finite", "not finite", "not finite"]);
   expect([5 << 20, 3 * 2 ** 30].map(bytes)).toEqual(["5 MB", "3.0 GB"]);
   expect([1.25, 42, 61, 3700, -1].map(duration)).toEqual(["1.3 s", "42 s", "1 min 01 s", "1 h 01 min", "0.0 s"]);
 });

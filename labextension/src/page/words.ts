@@ -58,8 +58,9 @@ export function size(count: number): string {
   return `${unit ? value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2) : value} ${UNITS[unit]}`;
 }
 
-/** A measurement in at most four digits. */
-export function number(value: number): string {
+/** A measurement in at most four digits. Messages have null in place of NaN and infinities. */
+export function number(value: number | null): string {
+  if (value === null || !Number.isFinite(value)) return say`not finite`;
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-3) return value.toExponential(1);
