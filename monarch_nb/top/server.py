@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ MOST_WAITING = 32 << 20  # queued bytes for one watcher; beyond that it gets a n
 _GREETING = 4096  # bytes of the first line, at most
 _GREETING_S = 5.0
 _WATCHERS = 16
+_ACCEPT_AGAIN_S = 0.2
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,10 @@ class StoreServer:
             try:
                 peer, _ = self._listening.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                time.sleep(_ACCEPT_AGAIN_S)  # no descriptor is free
+                continue
             watcher = _Watcher(self._store, peer, self._connection.secret, self._forget)
             with self._lock:
                 refused = self._closed or len(self._watchers) >= _WATCHERS

@@ -1,6 +1,7 @@
 """`monarch-nb top`: the store of a running controller in a terminal, read-only, for one rank and for ten thousand."""
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -9,7 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -156,6 +158,24 @@ def test_without_the_secret_nothing_is_told(served: tuple[Store, StoreServer]) -
                 assert peer.recv(1) == b""
             except ConnectionResetError:
                 continue
+
+
+def test_terminals_connect_after_a_lack_of_descriptors(served: tuple[Store, StoreServer]) -> None:
+    _, server = served
+    listening, errors = server._listening, [OSError(errno.EMFILE, "Too many open files")] * 2
+
+    def accept() -> tuple[socket.socket, Any]:
+        if errors:
+            raise errors.pop()
+        return listening.accept()
+
+    server._listening = cast("socket.socket", SimpleNamespace(accept=accept))
+    try:
+        for _ in range(2):  # the first is accepted by the call under way
+            watch(server).close()
+    finally:
+        server._listening = listening
+    assert errors == []
 
 
 def test_a_file_that_others_can_read_is_not_used(served: tuple[Store, StoreServer]) -> None:
