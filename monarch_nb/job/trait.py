@@ -7,6 +7,7 @@ telemetry and an admin server are accepted with one notice, the others raise.
 import contextlib
 import logging
 import os
+import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -26,7 +27,7 @@ from monarch_nb.wire import converted, counted
 logger = logging.getLogger("monarch_nb.job")
 DEFAULT_JOB_PATH = ".monarch/job_state.json"
 BATCH_FILE = "MONARCH_NB_BATCH_JOB"  # the file of the job that has started this program
-_OWN = frozenset({"_applied", "_cached", "_mounts"})
+_OWN = frozenset({"_applied", "_cached", "_mounts", "_applying"})
 
 
 @dataclass
@@ -216,13 +217,23 @@ class JobTrait(UpstreamServices, ABC):
 
     def apply(self, client_script: str | None = None) -> None:
         """Creates the job if it does not exist; a job that takes `client_script` runs it as its client."""
-        if self._running is None:
-            self._applied = AppliedRecord(str(uuid.uuid4()), time.time(), JobOrigin.here())
-            try:
-                self._create(client_script)
-            except BaseException:
-                self._applied = AppliedRecord()
-                raise
+        with self._one_thread:
+            if self._running is None:
+                self._applied = AppliedRecord(str(uuid.uuid4()), time.time(), JobOrigin.here())
+                try:
+                    self._create(client_script)
+                except BaseException:
+                    self._applied = AppliedRecord()
+                    raise
+
+    @property
+    def _one_thread(self) -> "threading.RLock":
+        """The lock of the thread that applies this job; made here, since subclasses may be made by `__new__` alone."""
+        lock: threading.RLock = vars(self).setdefault("_applying", threading.RLock())
+        return lock
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_applying"}
 
     @property
     def _running(self) -> "JobTrait | None":
@@ -249,23 +260,24 @@ class JobTrait(UpstreamServices, ABC):
         Raises JobFileError for a file that others could have written, or that holds no job, and RuntimeError for a
         mount that failed.
         """
-        if self._running is None and cached_path is not None:
-            self._cached = _parent_job()
-            if self._cached is None and self._cacheable:
-                self._cached = self._load_cached(cached_path)
-        if self._running is None:
-            self.apply()
-            if cached_path is not None and self._cacheable:
-                self._save(cached_path)
-        running = self._running
-        assert running is not None
-        state = running._state()
-        mounts = self._wanted_mounts or running._wanted_mounts
-        self._mounts.follow(mounts, state._hosts)
-        for mount in mounts:
-            for mesh in mount.meshes_of(state._hosts) if mount.python else ():
-                state._hosts[mesh] = state._hosts[mesh].with_python_executable(mount.python)
-        return state
+        with self._one_thread:
+            if self._running is None and cached_path is not None:
+                self._cached = _parent_job()
+                if self._cached is None and self._cacheable:
+                    self._cached = self._load_cached(cached_path)
+            if self._running is None:
+                self.apply()
+                if cached_path is not None and self._cacheable:
+                    self._save(cached_path)
+            running = self._running
+            assert running is not None
+            state = running._state()
+            mounts = self._wanted_mounts or running._wanted_mounts
+            self._mounts.follow(mounts, state._hosts)
+            for mount in mounts:
+                for mesh in mount.meshes_of(state._hosts) if mount.python else ():
+                    state._hosts[mesh] = state._hosts[mesh].with_python_executable(mount.python)
+            return state
 
     def kill(self) -> None:
         """Ends the job, and forgets the file it was saved in. Does nothing if the job does not run."""

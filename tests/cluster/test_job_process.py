@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +349,35 @@ class Custom(JobTrait):
 
     def _kill(self) -> None:
         self.size = 0
+
+
+class SlowCustom(Custom):
+    """One whose machines come when `release` is set."""
+
+    _transient = Custom._transient | {"creating", "release"}
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.creating, self.release = threading.Event(), threading.Event()
+
+    def _create(self, client_script: str | None) -> None:
+        super()._create(client_script)
+        self.creating.set()
+        assert self.release.wait(SOON)
+
+
+def test_threads_that_ask_one_job_get_its_one_set_of_hosts() -> None:
+    job = SlowCustom()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(job.state, None)
+        assert job.creating.wait(SOON)
+        second = pool.submit(job.apply)
+        assert not wait([second], 0.1).done, "the hosts are not there yet"
+        job.release.set()
+        assert first.result(SOON).mine is not None
+        second.result(SOON)
+    assert job.size == 1
+    assert pickle.loads(pickle.dumps(Custom(1))).size == 1
 
 
 def test_jobs_of_users_are_saved_without_what_they_call_transient(folder: Path, host: Any, caplog: Any) -> None:
