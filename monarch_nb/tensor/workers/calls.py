@@ -1,7 +1,8 @@
 """Calls of a program's functions on one rank's values of tensors, their results, and references to a rank's objects."""
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -148,6 +149,27 @@ def fill_in(
         return mesh.get_group(leaf.dims[0]) if isinstance(leaf, GroupOf) else leaf
 
     return mapped(value, fill)
+
+
+@contextmanager
+def sizes_kept(tensors: Sequence[DTensor]) -> Iterator[None]:
+    """Raises ValueError after a block that has resized the shard of a tensor; the shard has its former size again."""
+    shards = [tensor._local_tensor for tensor in tensors]
+    before = [(shard.size(), shard.stride(), shard.storage_offset(), shard.untyped_storage()) for shard in shards]
+    resized = []
+    try:
+        yield
+    finally:
+        for shard, (size, stride, offset, storage) in zip(shards, before, strict=True):
+            if shard.size() != size:
+                resized.append(f"{list(size)} to {list(shard.size())}")
+                with torch.no_grad():
+                    shard.set_(storage, offset, size, stride)
+    if resized:
+        raise ValueError(
+            f"the function has changed the size of a shard from {resized[0]}, which all ranks rely on; it may write to "
+            "a shard, or return another tensor for monarch.from_local"
+        )
 
 
 def sendable(value: T) -> T:

@@ -46,7 +46,7 @@ from monarch_nb.tensor.propagation import whole
 from monarch_nb.tensor.replicas import StreamContents, receive, send
 from monarch_nb.tensor.seeds import BORROWED, THREAD, Generators, drawn_by_function
 from monarch_nb.tensor.verbs import Failure, LostInputError, LostTensor, MemoryUsed
-from monarch_nb.tensor.workers.calls import detach, fill_in, function_at, off_device, sendable, to_returned
+from monarch_nb.tensor.workers.calls import detach, fill_in, function_at, off_device, sendable, sizes_kept, to_returned
 from monarch_nb.tensor.workers.handover import StreamOrder, Transit, withdraw
 from monarch_nb.tensor.workers.plans import (
     REQUESTS,
@@ -437,8 +437,14 @@ class WorkerSession:
             case Name():
                 self._keep(command.results, self.env.pop(command.bundle))
             case RunFunction():
-                args, kwargs = fill_in((command.args, command.kwargs), self.tensor, self._mesh)
-                with torch.enable_grad(), drawn_by_function(), self._interruptible():
+                passed: list[DTensor] = []
+
+                def passing(number: Number) -> DTensor:
+                    passed.append(self.tensor(number))
+                    return passed[-1]
+
+                args, kwargs = fill_in((command.args, command.kwargs), passing, self._mesh)
+                with sizes_kept(passed), torch.enable_grad(), drawn_by_function(), self._interruptible():
                     return sendable(off_device(command.function(*args, **kwargs)))
         return None
 
