@@ -20,10 +20,13 @@ else:
     class _Deferred:
         def __init__(self, name: str) -> None:
             self._name = name
+            self._module: Any = None
 
         def __getattr__(self, attribute: str) -> Any:
-            # Waits for a thread that is importing it, while sys.modules has only a part of it.
-            return getattr(import_module(self._name), attribute)
+            if self._module is None:
+                # Waits for a thread that is importing it, while sys.modules has only a part of it.
+                self._module = import_module(self._name)
+            return getattr(self._module, attribute)
 
     asyncio = _Deferred("asyncio")
     difflib = _Deferred("difflib")

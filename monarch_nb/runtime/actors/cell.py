@@ -345,11 +345,12 @@ class ActorCell:
         if entered is None:
             return
         end_span = continued(header.trace) if header.trace else None
-        self.async_runs[header.call] = asyncio.current_task(), entered[1]
+        task = asyncio.current_task()
+        self.async_runs[header.call] = task, entered[1]
         try:
             method, args, kwargs = self._open(header, parcel)
             window = self._interrupts if self.on_interrupt is None else None
-            self._answer(header, await run_on_loop(window, method, *args, **kwargs), entered[1])
+            self._answer(header, await run_on_loop(window, task, method, *args, **kwargs), entered[1])
         except BaseException as error:
             self._raised(header, error, entered[1])
         finally:

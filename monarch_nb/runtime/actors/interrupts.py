@@ -125,16 +125,21 @@ class InterruptWindow:
 
 
 async def run_on_loop(
-    window: InterruptWindow | None, method: Callable[..., object], *args: object, **kwargs: object
+    window: InterruptWindow | None,
+    task: "asyncio.Task[object] | None",
+    method: Callable[..., object],
+    *args: object,
+    **kwargs: object,
 ) -> object:
-    """Runs an endpoint of an async actor. Interrupts are raised in what runs, if it has a window."""
-    if window is None:
-        result = method(*args, **kwargs)
+    """Runs an endpoint of an async actor, in `task`. Interrupts are raised in what runs, if it has a window."""
+    code: types.CodeType | None = getattr(method, "__code__", None)
+    if window is None or (code is not None and code.co_flags & inspect.CO_COROUTINE):
+        result = method(*args, **kwargs)  # of an `async def`, this runs nothing
     else:
-        with window.interruptible(asyncio.current_task()):
+        with window.interruptible(task):
             result = method(*args, **kwargs)
-        if inspect.iscoroutine(result):
-            return await _EndpointSteps(window, result)
+    if window is not None and type(result) is types.CoroutineType:
+        return await _EndpointSteps(window, task, result)
     return await result if inspect.isawaitable(result) else result
 
 
@@ -144,8 +149,13 @@ class _EndpointSteps(Generic[T]):
     An iterator, and no generator, whose attributes lead to the coroutine's frames, as those of a coroutine do.
     """
 
-    def __init__(self, window: InterruptWindow, coroutine: "types.CoroutineType[object, object, T]") -> None:
-        self._window, self._coroutine, self._task = window, coroutine, asyncio.current_task()
+    def __init__(
+        self,
+        window: InterruptWindow,
+        task: "asyncio.Task[object] | None",
+        coroutine: "types.CoroutineType[object, object, T]",
+    ) -> None:
+        self._window, self._task, self._coroutine = window, task, coroutine
 
     def __await__(self) -> "Generator[object, object, T]":
         return cast("Generator[object, object, T]", self)
