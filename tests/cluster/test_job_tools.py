@@ -161,7 +161,7 @@ def test_a_shell_is_for_one_host(host: Any) -> None:
         def __len__(self) -> int:
             return 2
 
-    with pytest.raises(ValueError, match="one host, not of 2"):
+    with pytest.raises(ValueError, match="not one of 2 hosts: slice it"):
         shell(Two())  # type: ignore[arg-type]
 
 
