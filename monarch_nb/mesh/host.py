@@ -14,7 +14,7 @@ from monarch_nb.mesh.handle import ProcsWanted, operations
 from monarch_nb.mesh.host_record import GROW_S, HostRecord, HostSource
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import Future, current_runtime, fail_future, pending_future, resolve_future, when_done
-from monarch_nb.shape import Extent, MeshTrait, NDSlice, Point, Region
+from monarch_nb.shape import Extent, MeshTrait, NDSlice, Point, Region, check_sizes
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import counted
 
@@ -149,9 +149,7 @@ class HostMesh(MeshTrait):
         """
         self._check_usable()
         dims = dict(per_host or {})
-        for label, size in dims.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"per_host: {label}={size!r} must be a whole number of at least 1")
+        check_sizes(dims, "per_host: ")
         clash = [label for label in dims if label in self._region.labels]
         if clash:
             raise ValueError(

@@ -285,11 +285,11 @@ class PortCall(PendingCall[None]):
         self._taking = threading.Lock()  # answers arrive on the reading thread, failures on any
         own = type(port) is Port and port._address == process.address
         handler = process.ports.get(port._number) if own else None
-        self._queue: Callable[[], _Queue | None] = _elsewhere
+        self._is_local = own
+        self._queue: Callable[[], _Queue | None] = handler.queue if isinstance(handler, _OpenPort) else lambda: None
         if own:  # the queue gets the answers, of which a rank may send several
             process.ports.close(self.number)
             self.number = port._number
-            self._queue = handler.queue if isinstance(handler, _OpenPort) else lambda: None
             queue = self._queue()
             if queue is None:
                 self.close()
@@ -328,7 +328,7 @@ class PortCall(PendingCall[None]):
             queue = self._queue()
             if queue is not None:
                 queue.fail(position, error)
-            elif self._queue is _elsewhere:
+            elif not self._is_local:
                 with contextlib.suppress(TransportError):  # the receiver has ended
                     self._port._send(Status.EXCEPTION, encode_exception(error), position)
 
@@ -344,7 +344,7 @@ class PortCall(PendingCall[None]):
 
     def close(self) -> None:
         """Waits for no more answers; a queue of this process still takes what comes."""
-        if self._queue is _elsewhere:
+        if not self._is_local:
             self._process.ports.close(self.number)
         queue = self._queue()
         if queue is not None:
@@ -352,10 +352,6 @@ class PortCall(PendingCall[None]):
         self._process.calls.pop(self.call, None)
         if self._process.recorder is not None:
             self._process.recorder.answered(self.call)
-
-
-def _elsewhere() -> None:
-    """Replaces the reference to a queue of this process."""
 
 
 class PortReceiver(Generic[T]):

@@ -46,6 +46,13 @@ def known_dims(labels: Sequence[str], meant: str = "") -> str:
     return f"its dimensions are {', '.join(map(repr, labels))}{hint}"
 
 
+def check_sizes(sizes: Mapping[str, int], prefix: str = "") -> None:
+    """Raises ValueError for a size that is no whole number of at least 1; `prefix` begins its text."""
+    for label, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{prefix}{label}={size!r} must be a whole number of at least 1")
+
+
 class Frozen:
     """Refuses assignment to and deletion of attributes; subclasses fill their slots with `_fill`."""
 

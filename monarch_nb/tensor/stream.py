@@ -475,13 +475,7 @@ class Stream:
         if self.watcher is not None:
             self.watcher.asked(operation, site)
         self.resume_if_healed()
-        try:
-            replies = self._settle_up_to(self._send_request(command, site, written))
-        except KeyboardInterrupt as stop:
-            self._explain_stop(stop)
-            raise
-        self._full = BATCH_PART
-        self._failures.raise_first()
+        replies = self._finish(lambda: self._settle_up_to(self._send_request(command, site, written)))
         values: ValueMesh[Any] = ValueMesh(replies.extent, [values[-1] for _, (_, values, _) in replies])
         self._raise_lost([value for _, value in values if isinstance(value, Failure)])
         return values
@@ -572,21 +566,28 @@ class Stream:
 
     def synchronise(self) -> None:
         """Blocks until all issued operations have run. Raises TensorError for one that failed."""
+        self._finish(self._settle_all)
+
+    def _settle_all(self) -> None:
+        self.flush()
+        while self._batches:
+            self._settle_up_to(self._batches[0])
+
+    def _finish(self, wait: Callable[[], T]) -> T:
+        """Waits for operations, and raises the first failure that was not raised yet.
+
+        Explains a Ctrl-C between two waits, as while output is shown, like one in the wait for the last batch.
+        """
         try:
-            self.flush()
-            while self._batches:
-                self._settle_up_to(self._batches[0])
+            result = wait()
         except KeyboardInterrupt as stop:
-            self._explain_stop(stop)
+            explained = stop.args or getattr(stop, "__notes__", ())
+            if self._batches and not explained and not (last := self._batches[-1].future).done():
+                explain_stop(last, stop)
             raise
         self._full = BATCH_PART
         self._failures.raise_first()
-
-    def _explain_stop(self, stop: KeyboardInterrupt) -> None:
-        """Explains a Ctrl-C between two waits, as while output is shown, like one in the wait for the last batch."""
-        explained = stop.args or getattr(stop, "__notes__", ())
-        if self._batches and not explained and not (last := self._batches[-1].future).done():
-            explain_stop(last, stop)
+        return result
 
     def raise_unseen(self) -> None:
         """Waits for all issued operations, and raises the first failure whose result was not fetched."""

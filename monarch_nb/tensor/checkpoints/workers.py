@@ -65,19 +65,15 @@ class Save:
             write_shards(self._state, checkpoint_id=self._path, process_group=self._group)
             if self._is_first:  # the save ends after all ranks have written
                 finish(self._path, self._step, self._rest, self._keep)
-        except CheckpointException as error:  # of any ranks; each reports its own
-            own = error.failures.get(dist.get_rank(self._group))
-            self.error = "" if own is None else f"{type(own[0]).__name__}: {own[0]}"
-            self._discard()
         except BaseException as error:
-            self.error = f"{type(error).__name__}: {error}"
-            self._discard()
+            own: BaseException | None = error
+            if isinstance(error, CheckpointException):  # of any ranks; each reports its own
+                own, _ = error.failures.get(dist.get_rank(self._group), (None, None))
+            self.error = "" if own is None else f"{type(own).__name__}: {own}"
+            if self._is_first:  # a disk that is full stays so otherwise
+                shutil.rmtree(self._path, ignore_errors=True)
         finally:
             self._state.clear()
-
-    def _discard(self) -> None:
-        if self._is_first:  # a disk that is full stays so otherwise
-            shutil.rmtree(self._path, ignore_errors=True)
 
 
 def save(state: dict[str, DTensor], folder: str, step: int, mark: str, rest: bytes, keep: int) -> None:

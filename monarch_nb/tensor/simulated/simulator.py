@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias, TypeVar
 
 from monarch_nb.mesh import ActorMesh, ProcMesh
 from monarch_nb.runtime import Future, resolved_future
-from monarch_nb.shape import Extent, NDSlice, Region
+from monarch_nb.shape import Extent, NDSlice, Region, check_sizes
 from monarch_nb.tensor import device, simulated
 from monarch_nb.tensor.commands import DrawFrom
 from monarch_nb.tensor.errors import CallSite, ContentsLostError, TensorError, origin_of, stopped_text
@@ -197,9 +197,7 @@ class Simulator:
         group_workers: bool = False,
         build_ir: bool = False,
     ) -> None:
-        for name, size in (("hosts", hosts), ("gpus", gpus)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}={size!r} must be a whole number of at least 1")
+        check_sizes({"hosts": hosts, "gpus": gpus})
         self._mode = _mode(SimulatorBackendMode, simulate_mode, "simulate_mode")
         self._traces = _mode(SimulatorTraceMode, trace_mode, "trace_mode")
         self._trace_path, self._history_path, self.group_workers = Path(trace_path), command_history_path, group_workers
