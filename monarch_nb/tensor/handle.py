@@ -339,21 +339,6 @@ def issue(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[st
         if uploaded is None:
             raise refused
         plan, inputs, floats = stream.propagator.plan(func, *uploaded)
-    for tensor in inputs:
-        tensor_stream = tensor.reference.stream
-        if tensor_stream is not stream:
-            if plan.own:
-                check_lane(tensor_stream, str(func), (), ())
-                check_lane(stream, str(func), (), ())
-                raise RankTensorError(
-                    "WRONG_MESH",
-                    f"{func}: a tensor of {mesh_of(stream)!r} and one of {mesh_of(tensor_stream)!r}. Bring one to the "
-                    "other mesh first: t.to_mesh(mesh)",
-                )
-            raise RuntimeError(
-                f"{func}: tensors of two meshes, {stream.title} and {tensor_stream.title}. Bring them together first: "
-                "tensor.to(mesh)"
-            )
     if plan.writes and len(inputs) > 1:
         operands = [(handle, handle.reference, handle.meta) for handle in inputs]
         if read := overlapping_inputs(func, args, kwargs or {}, plan, operands):
@@ -378,7 +363,7 @@ def run(
     if _is_inference():  # see `_make`
         with torch.inference_mode(False):
             return run(stream, plan, inputs, floats, generator)
-    site = call_site()
+    site = call_site(2)  # the caller belongs to this package
     if _is_threaded():
         _set_threaded(False)
     if stream.lost is not None:
@@ -387,7 +372,10 @@ def run(
     numbers = []
     has_gradient = False
     for tensor in inputs:
-        number = tensor.reference.number
+        reference = tensor.reference
+        if reference.stream is not stream:
+            _refuse_two_meshes(plan, stream, reference.stream)
+        number = reference.number
         numbers.append(number)
         if tensor.requires_grad:
             has_gradient = True
@@ -419,7 +407,7 @@ def run(
             )
         )
     kind = _OWN_KIND[0] if plan.own else MeshTensor
-    device, entries, on_end, next_number = stream.device, objects.entries, objects.ended.append, objects.next
+    device, entries, on_end, next_number = stream.device, objects.entries, objects.on_end, objects.next
     outputs = []
     results = []
     for meta in plan.made:
@@ -449,6 +437,21 @@ def run(
             if is_shared:
                 record_reshape(before, outputs[0].reference)
     return plan.build(outputs, inputs)
+
+
+def _refuse_two_meshes(plan: OperationPlan, stream: Stream, second: Stream) -> NoReturn:
+    if plan.own:
+        check_lane(second, plan.operation, (), ())
+        check_lane(stream, plan.operation, (), ())
+        raise RankTensorError(
+            "WRONG_MESH",
+            f"{plan.operation}: a tensor of {mesh_of(stream)!r} and one of {mesh_of(second)!r}. Bring one to the other "
+            "mesh first: t.to_mesh(mesh)",
+        )
+    raise RuntimeError(
+        f"{plan.operation}: tensors of two meshes, {stream.title} and {second.title}. Bring them together first: "
+        "tensor.to(mesh)"
+    )
 
 
 def _check_changes(

@@ -4,18 +4,17 @@ The records are written on the hot path, so only existing objects are stored; th
 """
 
 import sys
-import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, cast, final
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from monarch_nb.tensor.commands import FREE, DrawFrom
+from monarch_nb.tensor.commands import DrawFrom
 from monarch_nb.tensor.errors import (
     RESTORE,
     CallSite,
@@ -62,15 +61,11 @@ class StreamGroup(Protocol):
         """Resumes a lost stream after a heal. Blocks."""
 
 
+@final
 class CallSites(tuple[CallSite | None, ...]):
     """Call sites of the operations that one replay command runs."""
 
     __slots__ = ()
-
-
-# A queued command, the call site that issued it, and a record for each tensor that the command writes to. The object of
-# an `OBJECT` command is part of it until it is sent.
-Item = tuple[tuple[object, ...], CallSite | CallSites | None, Sequence[WriteRecord]]
 
 
 class Reference:
@@ -160,10 +155,12 @@ class StepWrites:
         self.gradients: list[int] = []
 
 
+@final
 class LiveEntry(weakref.ref[Reference]):
-    """Entry of a live tensor; calls `ended(entry)` when its reference is garbage-collected.
+    """Entry of a live tensor; appends itself to the stream's queue when its reference is garbage-collected.
 
-    A weak reference with a callback, not a finalizer, since Ctrl-C can abort a finalizer.
+    A weak reference with a callback, not a finalizer, since Ctrl-C can abort a finalizer. Commands that name a tensor
+    are issued while something refers to it, so that its entry follows them.
     """
 
     __slots__ = ("call_site", "meta", "number")
@@ -173,20 +170,26 @@ class LiveEntry(weakref.ref[Reference]):
     call_site: CallSite | None
 
 
-class HeldObjects:
-    """Objects that workers hold for a stream, by number. `entries` are the tensors, also for displays."""
+# What a stream's queue has: commands, with the call site that issued each and a record for each tensor that it writes
+# to; and the entries of tensors to free. The object of an `OBJECT` command is part of it until it is sent.
+Item = tuple[tuple[object, ...], CallSite | CallSites | None, Sequence[WriteRecord]] | LiveEntry
 
-    def __init__(self, entries: dict[int, LiveEntry]) -> None:
-        self.entries = entries
+
+class HeldObjects:
+    """Objects that workers hold for a stream, by number. `entries` are the tensors, also for displays.
+
+    `on_end` is called with the entry of each that is referred to no more.
+    """
+
+    def __init__(self, entries: dict[int, LiveEntry], on_end: Callable[[LiveEntry], None]) -> None:
+        self.entries, self.on_end = entries, on_end
         self.objects: dict[int, LiveEntry] = {}  # other objects on the workers
-        self.ended: deque[LiveEntry] = deque()  # unreferenced, not freed yet
         self.lost: dict[int, str] = {}  # tensors whose contents are lost, with the reason
         self.stale: dict[int, Copied] = {}  # views that have to be recreated before use
         self.leaves: dict[int, TensorWeakRef] = {}  # handles that accumulate gradients, from their first operation on
         self.has_lent = False  # some memory here was ever lent or borrowed
         self.steps: set[StepWrites] = set()  # of compiled steps since the last heal
         self.next = count(1).__next__  # next number
-        self._freeing = threading.RLock()  # a finalizer may issue operations
 
     def hold(self, stream: "Stream", meta: Meta, site: CallSite | None) -> Reference:
         """Returns a reference to a tensor that the next command makes."""
@@ -201,7 +204,7 @@ class HeldObjects:
         return reference
 
     def _enter(self, entries: dict[int, LiveEntry], reference: Reference, meta: Meta, site: CallSite | None) -> None:
-        entry = LiveEntry(reference, self.ended.append)
+        entry = LiveEntry(reference, self.on_end)
         entry.number, entry.meta, entry.call_site = reference.number, meta, site
         entries[reference.number] = entry
 
@@ -220,28 +223,18 @@ class HeldObjects:
         live = (entry() for entry in tuple(self.entries.values())) if memory is not None else ()
         return all(peer is None or peer is reference or peer.memory is not memory for peer in live)
 
-    def free(self, issue: Callable[[Item], None]) -> None:
-        """Issues commands that free unreferenced tensors and objects.
-
-        Ctrl-C may abort this, after which a number is freed twice, which is harmless. Deferring Ctrl-C would double the
-        cost for each operation.
-        """
-        ended = self.ended
-        with self._freeing:
-            while ended:
-                entry = ended[0]
-                number = entry.number
-                issue(((FREE, number), None, ()))
-                if self.entries.pop(number, None) is None:
-                    self.objects.pop(number, None)
-                if self.leaves:
-                    self.leaves.pop(number, None)
-                if self.lost:
-                    self.lost.pop(number, None)
-                if self.stale:
-                    self.stale.pop(number, None)
-                if ended and ended[0] is entry:
-                    ended.popleft()
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Removes the records of tensors and objects that are referred to no more."""
+        leaves, lost, stale = self.leaves, self.lost, self.stale
+        for number in numbers:
+            if self.entries.pop(number, None) is None:
+                self.objects.pop(number, None)
+            if leaves:
+                leaves.pop(number, None)
+            if lost:
+                lost.pop(number, None)
+            if stale:
+                stale.pop(number, None)
 
     def written_from(self, start: int) -> set[int]:
         """Returns the tensors that operations from `start` on write to, also through other tensors of their memory."""

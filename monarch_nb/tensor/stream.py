@@ -65,6 +65,7 @@ from monarch_nb.tensor.references import (
     CallSites,
     HeldObjects,
     Item,
+    LiveEntry,
     LogicalMemory,
     Reference,
     StreamGroup,
@@ -92,9 +93,10 @@ logger = logging.getLogger(__name__)
 
 def _mark_unsent(items: Iterable[Item]) -> None:
     """Records that these commands do not run."""
-    for _, _, written in items:
-        for record in written:
-            record.written = UNSENT
+    for item in items:
+        if type(item) is not LiveEntry:
+            for record in item[2]:
+                record.written = UNSENT
 
 
 def _raise(error: Exception) -> None:
@@ -124,8 +126,8 @@ class Stream:
         self.title, self.propagator, self.device = title, propagator, device
         self.layout = propagator.layout
         self.table = TensorTable()
-        self.held = HeldObjects(self.table.entries)
         self.queue: deque[Item] = deque()
+        self.held = HeldObjects(self.table.entries, self.queue.append)
         self.defined: dict[int, Define | Making] = {}  # plans that the workers have
         self.watcher: Recording | None = None
         self.makings = Makings()
@@ -162,8 +164,6 @@ class Stream:
         """
         if self.lost is not None:
             raise ContentsLostError(self.lost)
-        if self.held.ended:
-            self.held.free(self.queue.append)
         if self.watcher is not None:
             self.watcher.issued(command, site)
         if self._group.observer is not None:
@@ -182,8 +182,8 @@ class Stream:
             FLUSHER.schedule(self)
 
     def free(self) -> None:
-        """Queues commands that free unreferenced tensors on the workers."""
-        self.held.free(self.queue.append)
+        """Removes the records of unreferenced tensors, which the next batch frees on the workers."""
+        self.held.forget([item.number for item in self.queue.copy() if type(item) is LiveEntry])
 
     def issue_object(self, command: object) -> None:
         """Appends a command that is sent as an object, such as `Put` or `RunFunction`."""
@@ -266,7 +266,7 @@ class Stream:
 
     def tick(self) -> None:
         """Frees unreferenced tensors although nothing else is issued, and reports failures of unfetched results."""
-        if self.held.ended and self.quiet:
+        if self.queue and self.quiet:
             self.flush_nowait()
         if self._settling.acquire(blocking=False):
             try:
@@ -284,32 +284,34 @@ class Stream:
 
     def _send_batch(self) -> CommandBatch | None:
         """Sends the whole queue as one batch."""
-        self.free()
         items = self._take_queue()
         if not items:
             return None
         if self.lost is not None:
-            _mark_unsent(items)
+            self._discard(items)
             return None
         first_byte, first = self._bytes, self._issued
         commands: list[tuple[object, ...]] = []
         objects: list[object] = []
         sites: list[CallSite | None] = []
-        for command, site, written in items:
-            kind = command[0]
-            if kind == FREE:
-                commands.append(command)
+        freed: list[int] = []
+        for item in items:
+            if type(item) is LiveEntry:
+                freed.append(item.number)
+                commands.append((FREE, item.number))
                 continue
-            if kind == OBJECT:
+            command, site, written = item
+            if command[0] == OBJECT:
                 objects.append(command[1])
                 command = (OBJECT,)
             commands.append(command)
             for record in written:
                 record.written = first + len(sites)
-            if isinstance(site, CallSites):
+            if type(site) is CallSites:
                 sites += site
             else:
                 sites.append(site)
+        self.held.forget(freed)
         self._bytes += sum(map(nbytes_of, objects))
         if self._group.observer is not None:
             self._group.observer.sent(self.number, first, sites)
@@ -426,9 +428,12 @@ class Stream:
     def _drop(self) -> None:
         """Drops the batches in flight and queued commands, except those that free tensors."""
         self._batches.clear()
-        items = self._take_queue()
+        self._discard(self._take_queue())
+
+    def _discard(self, items: Sequence[Item]) -> None:
+        """Drops commands except those that free tensors, which survivors of a heal hold."""
         _mark_unsent(items)
-        self.queue.extend(item for item in items if item[0][0] == FREE)
+        self.queue.extend(item for item in items if type(item) is LiveEntry)
 
     def end_sending(self) -> None:
         """Blocks while a thread sends a batch, and drops queued commands; the stream is lost."""

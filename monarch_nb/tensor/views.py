@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map
 
-from monarch_nb.tensor.commands import FREE, Define
+from monarch_nb.tensor.commands import Define
 from monarch_nb.tensor.errors import CallSite, call_site, is_refused, warn_once
 from monarch_nb.tensor.propagation import Meta, OperationPlan, PlanNotice, PropagationError, ViewWriteError, user_line
 from monarch_nb.tensor.references import Copied, LogicalMemory, Reference
@@ -51,16 +51,16 @@ def make_again(stream: Stream, numbers: Iterable[int], site: CallSite | None) ->
         copied = stream.held.stale.pop(number, None)
         if copied is None:
             continue
-        source, spares = copied.base.number, []
+        source, references = copied.base.number, []
         for step, (plan, result) in enumerate(copied.steps, 1):
-            results = [stream.held.next() for _ in plan.made]
+            outputs = [stream.hold_object() for _ in plan.made]
+            references += outputs  # freed after all steps
+            results = [reference.number for reference in outputs]
             if step == len(copied.steps):
                 results[result] = number
-            spares += [spare for spare in results if spare != number]
             again = stream.held.references((number,)) if results[result] == number else ()
             _issue(stream, plan, (source, *results), site, again)
             source = results[result]
-        stream.queue.extend(((FREE, spare), None, ()) for spare in spares)
 
 
 def check_writes(plan: OperationPlan, inputs: Sequence[Reference], site: CallSite | None) -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 def test_a_tensor_is_unaliased_before_and_after_a_view_is_held() -> None:
     stream: Any = object()
-    objects = HeldObjects({})
+    objects = HeldObjects({}, print)
     tensor, view, third = (objects.hold(stream, None, None) for _ in range(3))  # type: ignore[arg-type]
     assert objects.is_alone(tensor)
     tensor.memory = view.memory = LogicalMemory()
@@ -41,7 +41,7 @@ def test_a_new_rank_receives_each_part_from_one_that_holds_it() -> None:
 
 def test_contents_are_lost_with_an_unfinished_write() -> None:
     stream: Any = object()
-    objects = HeldObjects({})
+    objects = HeldObjects({}, print)
     layout = MeshLayout((2,), ("rank",), "cpu")
     meta = Meta.of(layout, (4,), torch.float32, (Replicate(),))
     base, view, early, late, unmade, by_step = (objects.hold(stream, meta, None) for _ in range(6))

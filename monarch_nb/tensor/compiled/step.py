@@ -103,7 +103,7 @@ class Variant:
         changed = self.watched.changed()
         if changed:
             return changed
-        if self.stream.held.ended:
+        if self.stream.queue:
             self.stream.free()
         if not self.stream.table.entries.keys() >= self._fixed:
             return "a tensor that it uses is no more"

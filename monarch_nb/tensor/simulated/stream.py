@@ -33,7 +33,7 @@ from monarch_nb.tensor.commands import (
 from monarch_nb.tensor.errors import CallSite, ContentsLostError, call_site, origin_of
 from monarch_nb.tensor.propagation import LocalStep, Meta, Propagator, Redistribute
 from monarch_nb.tensor.ranks.active import disabled
-from monarch_nb.tensor.references import Item, LogicalMemory, Reference, WriteRecord
+from monarch_nb.tensor.references import LiveEntry, LogicalMemory, Reference, WriteRecord
 from monarch_nb.tensor.simulated.timeline import SimulatedMemory, SimulatedTimeline
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.calls import Returned, function_at, to_returned
@@ -131,12 +131,14 @@ class SimulatedStream(Stream):
     def free(self) -> None:
         """Frees unreferenced tensors of all streams in simulated time."""
         for stream in tuple(self.simulation.streams.values()):
-            if stream.held.ended:
-                stream.held.free(stream._release)
+            queue = stream.queue
+            while queue:
+                entry = queue.popleft()
+                assert isinstance(entry, LiveEntry)
+                stream._release(entry.number)
 
-    def _release(self, item: Item) -> None:
-        number = item[0][1]
-        assert isinstance(number, int)
+    def _release(self, number: int) -> None:
+        self.held.forget((number,))
         self._borrowed.pop(number, None)
         memory = self._memories.pop(number, None)
         if memory is not None:
