@@ -32,7 +32,7 @@ def placement(key: str, number: int) -> dict[str, Any]:
     """
     for stream, procs in all_streams():
         entry = stream.table.entries.get(number) if str(stream.number) == key else None
-        if entry is not None:
+        if entry is not None and entry() is not None:
             name = names_of(variables()).get((stream.number, number), "")
             return {"placement": document(placement_of(entry.meta), name), **mesh_ranks(procs)}
     raise LookupError("this tensor is gone")
@@ -46,7 +46,7 @@ def values(runtime: Runtime, key: str, number: int) -> dict[str, Any]:
     """
     for stream, procs in all_streams():
         entry = stream.table.entries.get(number) if str(stream.number) == key else None
-        if entry is None:
+        if entry is None or entry() is None:
             continue
         if stream.lost is not None or number in stream.held.lost:
             raise LookupError(_contents_gone(stream.lost or stream.held.lost[number]))
