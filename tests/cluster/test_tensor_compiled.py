@@ -485,3 +485,14 @@ def test_deeply_nested_leaves_are_recognised_and_released_with_their_tensor(mesh
     gc.collect()
     mesh.synchronise()
     assert number not in mesh.stream.held.leaves
+
+
+def test_torch_compile_leaves_the_code_of_operations_alone(mesh: Mesh) -> None:
+    x = monarch_nb.distribute(torch.ones(4, 4), mesh, ["data", None])
+    compiled = torch.compile(lambda x: (torch.relu(x) + 1).sum(), backend="eager")
+    frames = torch._dynamo.utils.counters["frames"]  # type: ignore[attr-defined, no-untyped-call]
+    frames.clear()
+    assert compiled(x).item() == 32
+    with mesh.activate():
+        assert monarch_nb.inspect(compiled(torch.ones(4))).item() == 8
+    assert frames["total"] <= 4  # those of the function, not of what it calls

@@ -120,9 +120,9 @@ def test_an_actor_without_a_thread_has_failed(
         actors = quad.spawn("actors", cls, "", Channel[int].open()[0])
         with pytest.raises(SupervisionError, match="no thread could be started for it: can't start new thread"):
             actors.initialized.get(20)
+        assert sorted(rank for _ in range(4) for rank in faults.next().crashed_ranks) == [0, 1, 2, 3]
     with pytest.raises(SupervisionError, match="no thread could be started"):
         actors.ping.call().get(20)
-    assert sorted(rank for _ in range(4) for rank in faults.next().crashed_ranks) == [0, 1, 2, 3]
     actors.stop().get(20)
 
 

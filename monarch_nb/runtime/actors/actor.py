@@ -116,11 +116,10 @@ class EndpointProperty(Generic[P, R]):
         # On the class: the property itself. On the object: the plain method, so that actors can call their own.
         if instance is None:
             return self
-        try:
-            bind = self._method.__get__
-        except AttributeError:  # a partial function has none
+        # Whether a partial function is a descriptor depends on Python's version.
+        if isinstance(self._method, functools.partial) or not hasattr(self._method, "__get__"):
             return functools.partial(self._method, instance)
-        return bind(instance, owner)
+        return self._method.__get__(instance, owner)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the plain method; the first argument is the object."""

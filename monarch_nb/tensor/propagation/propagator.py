@@ -54,6 +54,7 @@ class Propagator(Generic[L]):
     def __init__(self, layout: MeshLayout, *, leaf: type[Any] = Meta) -> None:
         self.layout = layout
         self._leaf: type[L] = leaf
+        self._leaf_kinds: set[type[object]] = {leaf}  # and its subclasses in arguments so far
         self._planner = Planner(layout)
         self._plans: dict[tuple[object, ...], OperationPlan] = {}
         self._operations: dict[int, torch._ops.OpOverload] = {}  # of plans, which keeps their ids from others
@@ -124,10 +125,10 @@ class Propagator(Generic[L]):
     def _read(
         self, args: Sequence[Any], key: list[object], leaves: list[L], scalars: list[float], func: object
     ) -> None:
-        leaf = self._leaf
+        leaf_kinds = self._leaf_kinds
         for value in args:
             kind = type(value)
-            if kind is leaf:
+            if kind in leaf_kinds:
                 leaves.append(value)
                 key.append(value.meta)
             elif kind is float:
@@ -143,7 +144,8 @@ class Propagator(Generic[L]):
                 key.append(_LIST if kind is list else _TUPLE)
                 self._read(value, key, leaves, scalars, func)
                 key.append(_END)
-            elif isinstance(value, leaf):
+            elif isinstance(value, self._leaf):
+                leaf_kinds.add(kind)
                 leaves.append(value)
                 key.append(value.meta)
             elif isinstance(value, torch.Tensor):

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from monarch_nb.tensor.factories import make
-from monarch_nb.tensor.handle import MeshTensor, upload
+from monarch_nb.tensor.handle import MeshTensor, exclude_from_compile, upload
 from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.tensor.propagation import own_values
 from monarch_nb.tensor.propagation.execute import DispatchMode
@@ -36,6 +36,11 @@ _active = _Activations()
 
 class ActiveMode(DispatchMode):
     """Makes tensors on the active mesh, and issues operations there."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Returns whether PyTorch is to wrap the method below, which costs 2 µs per operation."""
+        return not exclude_from_compile(cls.__torch_dispatch__)
 
     def __torch_dispatch__(
         self,
