@@ -30,7 +30,7 @@ from monarch_nb.runtime import (
 )
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, RegionForm
-from monarch_nb.wire import OutFrame, encode, pickle_failure
+from monarch_nb.wire import OutFrame, encode, name_text, pickle_failure
 
 
 class ActorSpawnSpec:
@@ -105,6 +105,7 @@ def spawn_actors(
     check_class(cls)
     if not isinstance(name, str):
         raise TypeError(f"spawn: the name of {cls.__name__} must be a str, not {name!r}")
+    name = name_text(name)
     kind = kind_of(cls)
     init = init_of(cls)
     if init is not object.__init__:

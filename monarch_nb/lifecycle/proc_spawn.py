@@ -41,7 +41,7 @@ from monarch_nb.runtime import (
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import Extent, NDSlice, Region, RegionForm
 from monarch_nb.supervision import RankIncarnation
-from monarch_nb.wire import Layout, agent_of, host_name
+from monarch_nb.wire import Layout, agent_of, host_name, name_text
 
 logger = logging.getLogger(__name__)
 
@@ -298,7 +298,7 @@ def spawn_procs(spec: ProcsWanted) -> ProcMesh:
     own_host, _ = operations().own_host()
     if own_host in spec.hosts:
         check_own_host(host_name(own_host), spec.per_host, spec.env)
-    name, env = spec.name, environments(spec.per_host, spec.env)
+    name, env = name_text(spec.name), environments(spec.per_host, spec.env)
     spawn_spec = ProcSpawnSpec(
         instance,
         EncodedObject(encode_arguments(f"{name}.set-up", (list(spec.setup), with_stand_ins(spec.bootstrap)), {})),

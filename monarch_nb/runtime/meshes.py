@@ -11,7 +11,7 @@ from monarch_nb.runtime.actors.actor import Kind as ActorKind
 from monarch_nb.runtime.context import Instance
 from monarch_nb.runtime.future import Future
 from monarch_nb.shape import Region, runs
-from monarch_nb.wire import Layout, Run, harmless
+from monarch_nb.wire import Layout, Run, name_text
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.stored_answers import UnreadCalls
@@ -65,7 +65,7 @@ class MeshState(Struct, eq=False):
     handles: WeakValueDictionary[int, object] = field(default_factory=WeakValueDictionary)  # in this process, by id
 
     def __post_init__(self) -> None:
-        self.name = harmless(self.name)
+        self.name = name_text(self.name)
 
     @property
     def end_text(self) -> str:

@@ -53,6 +53,13 @@ def harmless(text: str) -> str:
     return _COMMANDS.sub(_without_command, text)
 
 
+def name_text(name: str) -> str:
+    """Returns a name as one line that can be sent and shown: what cannot be printed is escaped, as in its repr."""
+    if name.isprintable():
+        return name
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
+
+
 def _without_command(match: re.Match[str]) -> str:
     command = match[0]
     if match["kept"]:

@@ -82,3 +82,9 @@ def test_no_text_of_a_rank_commands_the_terminal(nb: Notebook) -> None:
     for number, cell in enumerate(cells):
         assert commands(cell) == "", (number, cell)
     assert "\x1b[31mred\x1b[0m" in cells[0].stdout
+
+
+def test_a_name_of_any_characters_stays_one_readable_word(nb: Notebook) -> None:
+    nb.run("odd = w.spawn('\\x1b[31mred\\n\\ud800', Evil); odd.initialized.get()\n").ok()
+    assert r"\x1b[31mred\n\ud800" in nb.run("%meshes").ok().text
+    nb.run("odd.stop().get()").ok()

@@ -34,6 +34,7 @@ max-width:none;white-space:pre-wrap;color:inherit}
 .mnb table td.mnb-m{padding:2px 14px 2px 0}
 .mnb table.mnb-t td,.mnb table.mnb-t th{border-bottom:1px solid rgba(128,128,128,.25)}
 .mnb table.mnb-t th{white-space:nowrap}
+.mnb table.mnb-t td:first-child{max-width:60ch;overflow-wrap:break-word}
 @media (max-width:480px){.mnb.mnb-d>table.mnb-t td{display:block;overflow-wrap:anywhere}
 .mnb.mnb-d>table.mnb-t td:first-child{border-bottom:0;padding-bottom:0}}
 .mnb table.mnb-g{border-spacing:3px;margin-left:-3px!important}
