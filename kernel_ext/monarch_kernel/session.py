@@ -92,20 +92,27 @@ class Session(Namespace):
         )
         notice = ""
         if origin is not None and isinstance(state, ProcState):
+            if fresh and not dims and not origin.job:
+                dims, shape, setup = dict(origin.dims), origin.dims, setup or origin.setup
             differs = _difference(origin, shape, setup, job_text)
             if not fresh and ((not dims and not job) or not differs):
                 mesh = ProcMesh(state, state.region)
                 self._shell.user_ns[name] = mesh
                 return mesh, _reused(name, describe(mesh))
+            _check_dims(name, dims, job)
             notice = f"{name} is replaced: {differs or '--fresh was asked for'}"
             actors = describe(state).actors
             if actors:
                 notice += f"; its actors are gone: {', '.join(actors)}"
             ProcMesh(state, state.region).stop("replaced by %mesh").get()
-        if not dims and not job:
-            raise UsageError(f"%mesh: how large? For four processes write %mesh {name} gpus=4")
-        hosts = self._hosts_for(name, dims, job, arguments or {})
-        mesh = self._spawn(hosts, name, dict(dims), setup, setup_filename)
+        _check_dims(name, dims, job)
+        try:
+            hosts = self._hosts_for(name, dims, job, arguments or {})
+            mesh = self._spawn(hosts, name, dict(dims), setup, setup_filename)
+        except BaseException:
+            if notice:  # the mesh of before has ended all the same
+                sys.stdout.write(f"{notice}\n")
+            raise
         self._origins[name] = MeshOrigin(state_of(mesh).uid, shape, setup, job_text)
         self._shell.user_ns[name] = mesh
         return mesh, notice
@@ -264,6 +271,11 @@ def _folder(module: ModuleType) -> str:
     path = Path(str(module.__file__))
     depth = module.__name__.count(".") + (path.name == "__init__.py")
     return str(path.parents[depth])
+
+
+def _check_dims(name: str, dims: Mapping[str, int], job: str) -> None:
+    if not dims and not job:
+        raise UsageError(f"%mesh: how large? For four processes write %mesh {name} gpus=4")
 
 
 def _difference(origin: MeshOrigin, dims: tuple[tuple[str, int], ...], setup: str, job: str) -> str:

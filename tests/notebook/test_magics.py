@@ -34,6 +34,15 @@ def test_another_shape_setup_or_fresh_replaces_a_mesh_with_notice(nb: Notebook) 
     nb.run("%stop changing").ok()
 
 
+def test_fresh_alone_gives_new_processes_of_the_same_shape_and_setup(nb: Notebook) -> None:
+    nb.run("%%mesh anew gpus=2\nmarker = rank + 10").ok()
+    assert "--fresh was asked for" in nb.run("%mesh anew --fresh").ok().stdout
+    assert nb.run("%%on anew\nmarker").ok().text.splitlines()[1:] == ["  gpus=0: 10", "  gpus=1: 11"]
+    failed = nb.run("%%mesh anew gpus=1\n1 / 0")
+    assert failed.error is not None
+    assert "anew is replaced: it was gpus=2, now gpus=1" in failed.stdout
+
+
 @pytest.mark.slow
 def test_a_mesh_over_two_hosts_has_their_dimension(nb: Notebook) -> None:
     assert nb.run("%mesh wide hosts=2 gpus=1").ok().text == "<ProcMesh 'wide' {hosts=2, gpus=1}>"
