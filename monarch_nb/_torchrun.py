@@ -137,7 +137,7 @@ class TorchrunCommand(Struct, frozen=True):
             raise ValueError(f"{' '.join(words) or 'nothing'}: a job of this kind begins with torchrun")
         options, unknown = _parsed(words[1:])
         if unknown or not options.script:
-            problem = f"torchrun takes no {unknown[0]}" if unknown else "no script is named"
+            problem = f"torchrun takes no {unknown[0]}" if unknown else "no script is named, as in torchrun train.py"
             raise ValueError(f"{' '.join(words)}: {problem}")
         if options.no_python:
             raise ValueError("--no-python: only Python programs run in processes of a mesh")

@@ -29,6 +29,7 @@ USUAL_DIMS = ("hosts", "gpus")  # a dimension with a similar name is taken for a
 LOG_OPTIONS = ("--follow", "--grep", "--level", "--since", "--last", "--stderr", "--stdout")
 PROFILE_OPTIONS = ("--hz", "--torch")
 TIMELINE_OPTIONS = ("--stop", "--save")
+WHY_OPTIONS = ("--slow", "--replicas", "--memory", "--abort")  # the last one without a cell
 Mesh: TypeAlias = "ProcMesh | ActorMesh[Any]"
 Picks: TypeAlias = "dict[str, int | slice | list[int]]"
 
@@ -174,15 +175,15 @@ class _Options:
         for name in names:
             self._parser.add_argument(name, **form)
 
-    def read(self, line: str, allowed: tuple[str, ...]) -> tuple[MeshSelection, dict[str, Any]]:
-        """Returns the selection, and the options of the line, which must be allowed ones. Raises UsageError."""
+    def read(self, line: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+        """Returns the other words, and the options of the line, which must be allowed ones. Raises UsageError."""
         try:
             namespace, unknown = self._parser.parse_known_intermixed_args(shlex.split(line))
         except (ValueError, UsageError) as error:
             raise UsageError(f"{self._magic}: {error} in {line!r}") from None
         check_options(self._magic, {word.partition("=")[0] for word in unknown}, set(allowed))
         options = vars(namespace)
-        return read_place(self._magic, " ".join(options.pop("words", ()))), options
+        return " ".join(options.pop("words", ())), options
 
 
 _logs = _Options("%logs")
@@ -202,10 +203,12 @@ class LogArguments(Struct, frozen=True):
 
 def read_logs(line: str) -> LogArguments:
     """Reads the arguments of %logs. Raises UsageError."""
-    selection, options = _logs.read(line, LOG_OPTIONS)
+    words, options = _logs.read(line, LOG_OPTIONS)
     follow, last = options.pop("follow", False), options.pop("last", None)
+    if last is not None and last < 1:
+        raise UsageError(f"%logs: --last {last} is no number of lines: write --last 50")
     stream = next((name for name in ("stderr", "stdout") if options.pop(name, False)), None)
-    return LogArguments(selection, follow, last, {**options, **({"stream": stream} if stream else {})})
+    return LogArguments(read_place("%logs", words), follow, last, {**options, **({"stream": stream} if stream else {})})
 
 
 _profile = _Options("%%prof")
@@ -223,8 +226,8 @@ class ProfileArguments(Struct, frozen=True):
 
 def read_profile(line: str) -> ProfileArguments:
     """Reads the arguments of %%prof. Raises UsageError."""
-    selection, options = _profile.read(line, PROFILE_OPTIONS)
-    arguments = ProfileArguments(selection, **options)
+    words, options = _profile.read(line, PROFILE_OPTIONS)
+    arguments = ProfileArguments(read_place("%%prof", words), **options)
     if not 0 < arguments.hz <= 1000:
         raise UsageError("%%prof: --hz is the number of samples a second of each rank: up to 1000, 100 by default")
     return arguments
@@ -243,14 +246,8 @@ def read_timeline(magic: str, line: str) -> TimelineArguments:
     options = _Options(magic)
     options.add("--stop", action="store_true")
     options.add("--save")
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise UsageError(f"{magic}: {error} in {line!r}") from None
-    after_save = words.index("--save") + 1 if "--save" in words else -1
-    named = any(not word.startswith("-") and index != after_save for index, word in enumerate(words))
-    selection, values = options.read(line if named else f"newest {line}", TIMELINE_OPTIONS)
-    return TimelineArguments(selection if named else None, **values)
+    words, values = options.read(line, TIMELINE_OPTIONS)
+    return TimelineArguments(read_place(magic, words) if words else None, **values)
 
 
 class MeshArguments(Struct, frozen=True):

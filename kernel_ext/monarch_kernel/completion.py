@@ -17,7 +17,7 @@ from monarch_nb.telemetry.exports import TARGETS
 from monarch_nb.wire import Verb
 
 from .actors import is_actor_class
-from .arguments import LOG_OPTIONS, TIMELINE_OPTIONS, USUAL_DIMS, read_place
+from .arguments import LOG_OPTIONS, PROFILE_OPTIONS, TIMELINE_OPTIONS, USUAL_DIMS, WHY_OPTIONS, read_place
 from .session import Session
 
 if TYPE_CHECKING:
@@ -111,8 +111,9 @@ class LineCompletion:
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "%logs": LOG_OPTIONS,
     "%heal": ("--kill", "--replace"),
-    "%why": ("--abort", "--slow", "--replicas"),
-    "%%why": ("--slow",),
+    "%%prof": PROFILE_OPTIONS,
+    "%why": WHY_OPTIONS,
+    "%%why": WHY_OPTIONS[:-1],
     "%%watch": ("--stop",),
     "%timeline": TIMELINE_OPTIONS,
     "%%timeline": ("--save",),
@@ -125,7 +126,7 @@ class Completion(LineCompletion):
     magics = (
         *("%kill", "%notify", "%timeline", "%%timeline", "%history"),
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
-        *("%monarch", "%detach", "%attach", "%results", "%why", "%%why", "%%watch", "%%spmd"),
+        *("%monarch", "%detach", "%attach", "%results", "%why", "%%why", "%%prof", "%%watch", "%%spmd"),
     )
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
@@ -161,9 +162,10 @@ class Completion(LineCompletion):
             keys = {word.partition("=")[0] for word in before[1:]}
             labels = dict.fromkeys((*self._sizes(before[0]), *USUAL_DIMS))
             dims = [f"{label}=" for label in labels if label not in keys]
-            return [*dims, *(option for option in ("--fresh", "--no-dedup") if option not in keys)]
+            return [*dims, *(option for option in ("--fresh", "--no-dedup", "--job") if option not in keys)]
         also = _OPTIONS.get(magic, ())
-        return [*self._dims(before), *(option for option in also if option not in before)]
+        dims = [] if magic in ("%why", "%%why") else self._dims(before)
+        return [*dims, *(option for option in also if option not in before)]
 
     def values(self, magic: str, before: list[str], label: str) -> list[str]:
         """Values for `label=`: sizes of a new mesh, arguments of actors, or indices."""

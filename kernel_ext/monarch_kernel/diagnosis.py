@@ -18,7 +18,7 @@ from monarch_nb import diagnosis, profiling
 from monarch_nb._parsing import parsed
 from monarch_nb.transport import held_back
 
-from .arguments import check_options, read_place, read_profile, read_timeline
+from .arguments import WHY_OPTIONS, check_options, read_place, read_profile, read_timeline
 from .display.errors import cell_syntax
 from .jupyter import give_back_underscores, transformed
 from .session import SessionMagics
@@ -44,7 +44,7 @@ def _read_why(line: str, cell: str | None) -> _WhyArguments:
     """Reads the line of %why. Raises UsageError."""
     words, magic = line.split(), "%why" if cell is None else "%%why"
     options = {word for word in words if word.startswith("-")}
-    check_options(magic, options, {"--abort", "--slow", "--replicas", "--memory"})
+    check_options(magic, options, set(WHY_OPTIONS))
     slow, seconds = "--slow" in options, tuple[float, ...]()
     if slow:
         after = words[words.index("--slow") + 1 :][:1]

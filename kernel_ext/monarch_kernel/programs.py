@@ -81,7 +81,7 @@ class ProgramMagics(SessionMagics):
             with cell_syntax():
                 program = SPMDProgram.read(command.script)
         except (ValueError, OSError) as error:
-            raise UsageError(f"%torchrun: {error}") from None
+            raise UsageError(f"%{error}" if str(error).startswith("torchrun") else f"%torchrun: {error}") from None
         if target and (command.hosts or command.procs):
             name = target.split()[0]
             raise UsageError(f"%torchrun: {name} says how many processes: leave --nnodes and --nproc-per-node out")

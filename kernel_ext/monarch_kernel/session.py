@@ -225,7 +225,10 @@ class Session(Namespace):
                 also.append(name)
                 roots.append(_folder(module))
                 continue
-            state = state_of(self.find(name))
+            try:
+                state = state_of(self.find(name))
+            except UsageError as error:
+                raise UsageError(f"%reload: no module {name} is imported here, and {error}") from None
             if not isinstance(state, ActorState):
                 raise UsageError(f"%reload: {name} is a mesh of processes; name a mesh of actors, or a module")
             cls = state.cls

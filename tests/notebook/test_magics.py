@@ -199,11 +199,14 @@ def test_names_dimensions_and_options_are_completed(nb: Notebook) -> None:
     assert {"w", "a", "--all", "--unused"} <= names
     for line, offered in (
         ("%%on w gp", ["gpus="]),
-        ("x = 1\n%mesh w ", ["gpus=", "hosts=", "--fresh", "--no-dedup"]),
+        ("x = 1\n%mesh w ", ["gpus=", "hosts=", "--fresh", "--no-dedup", "--job"]),
         ("%mesh w --fr", ["--fresh"]),
         ("%mesh w gpus=", ["1", "2", "4", "8"]),
         ("%heal w ", ["gpus=", "--kill", "--replace"]),
         ("%%on w gpus=", ["0", "1", "2", "3", "0-3"]),
+        ("%why w ", ["--slow", "--replicas", "--memory", "--abort"]),
+        ("%%why w --m", ["--memory"]),
+        ("%%prof w ", ["gpus=", "--hz", "--torch"]),
     ):
         matches = nb.complete(line)
         assert matches == offered if exact else set(offered) <= set(matches), line

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from IPython.core.error import UsageError
 
-from monarch_kernel.arguments import check_name, read_actor, read_logs, read_mesh, read_names, read_place
+from monarch_kernel.arguments import check_name, read_actor, read_logs, read_mesh, read_names, read_place, read_timeline
 
 
 def test_a_mesh_is_read_with_its_sizes_and_options() -> None:
@@ -46,6 +46,7 @@ READ: dict[str, Callable[[str], Any]] = {
     "%heal": lambda line: read_place("%heal", line, ("--kill",)),
     "%%actor": read_actor,
     "%logs": read_logs,
+    "%timeline": lambda line: read_timeline("%timeline", line),
     "%stop": lambda line: read_names("%stop", line, ("--all", "--unused")),
 }
 
@@ -82,6 +83,8 @@ READ: dict[str, Callable[[str], Any]] = {
         ("%logs", "w --loud", "knows no option --loud"),
         ("%logs", "w --grep", "--grep: expected one argument"),
         ("%logs", "w --last many", "invalid int value"),
+        ("%logs", "w --last -5", "--last -5 is no number of lines"),
+        ("%timeline", "--save", "--save: expected one argument in '--save'"),
         ("%logs", "w --grep 'open", "No closing quotation"),
     ],
 )

@@ -188,7 +188,7 @@ class DebugMagics(SessionMagics):
         if not prompt.candidates():
             every = debug.sessions()
             stopped = f"; stopped: {named(every)}" if every else ""
-            raise UsageError(f"%%mdb {line}: none of these ranks is stopped{stopped}")
+            raise UsageError(f"{f'%%mdb {line}'.rstrip()}: none of these ranks is stopped{stopped}")
         results = CellResults([prompt.do(command) for command in commands(cell)])
         give_back_underscores(self.shell)
         return results
