@@ -311,6 +311,25 @@ def test_after_a_restart_it_offers_to_load_the_extension_again(panel: Panel) -> 
 
 
 @pytest.mark.slow
+def test_displays_and_the_status_bar_follow_the_end_of_a_kernel(panel: Panel) -> None:
+    shown, status = panel.shown, panel.shown.locator(".mnb-status-item")
+    output = panel.lab.run("%mesh left gpus=1")
+    panel.lab.cell(output, 0, "idle")
+    panel.lab.start("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    shown.get_by_role("button", name="Ok").click(timeout=40_000)
+    panel.lab.read(output, "state at")
+    output.get_by_role("button", name="Actions").wait_for(state="hidden")
+    shown.wait_for_function(KERNEL_IS_IDLE, timeout=40_000)
+    panel.lab.run("%load_ext monarch")
+    status.filter(has_text="no meshes").wait_for(timeout=20_000)
+    shown.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")
+    panel.note("No notebook is open")
+    status.wait_for(state="hidden")
+    panel.command("docmanager:open", path="panel.ipynb")
+    status.filter(has_text="no meshes").wait_for(timeout=20_000)
+
+
+@pytest.mark.slow
 def test_another_notebook_in_front_shows_its_own_cluster(panel: Panel) -> None:
     shown = panel.shown
     panel.button("Spawn…").wait_for()

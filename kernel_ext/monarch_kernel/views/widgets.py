@@ -196,6 +196,8 @@ class Widgets:
         runtime = started()
         document = store_of(runtime).document() if runtime is not None else None
         saved = {"now": time.time(), "state": _part(document, options.get("mesh"))}
+        if runtime is not None:
+            saved["engine"] = runtime.address
         key = (view, key) if key is not None else None
         existing = self._widgets.get(key)
         if existing is not None and existing.comm is not None:

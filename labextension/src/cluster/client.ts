@@ -19,6 +19,7 @@ export interface Channel {
 export interface Saved {
   state?: Partial<ClusterState>;
   now?: number;
+  engine?: string;
 }
 
 type Section = keyof ClusterState;
@@ -70,7 +71,13 @@ export class Cluster {
   ) {
     this.state = { ...structuredClone(EMPTY), ...saved?.state };
     this._savedAt = saved?.now ?? 0;
+    this._engine = saved?.engine;
     _channel.onMessage((message) => this._receive(message));
+  }
+
+  /** The engine of the kernel that it is connected to, or was; undefined before. */
+  get engine(): string | undefined {
+    return this._engine;
   }
 
   /**

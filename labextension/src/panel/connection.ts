@@ -8,7 +8,7 @@ import { ISignal, Signal } from "@lumino/signaling";
 
 import { Cluster } from "../cluster/client";
 import type { FromKernel } from "../cluster/messages";
-import { BACK } from "../page/back";
+import { BACK, GONE } from "../page/back";
 import { say } from "../page/language";
 import { Facts, NOTHING, mayLoad, phaseOf, wantsComm } from "./link";
 
@@ -123,8 +123,9 @@ export class Connection implements IDisposable {
   }
 
   private _kernelChanged(): void {
-    this._lost(say`the kernel was changed`);
     const kernel = this._kernel;
+    if (kernel) this._lost(say`the kernel was changed`);
+    else this._ended(say`the kernel was changed`);
     this._set({ kernel: Boolean(kernel), language: "", comm: "none", error: "", loading: false });
     if (kernel) {
       // A busy kernel answers later; its specification is known at once.
@@ -139,7 +140,7 @@ export class Connection implements IDisposable {
     const status = kernel?.status ?? "unknown";
     const connected = kernel?.connectionStatus === "connected";
     if (status.endsWith("restarting") || status === "dead") {
-      if (this.facts.comm !== "none") this._lost(say`the kernel was restarted`);
+      if (this.facts.comm !== "none") this._ended(say`the kernel was restarted`);
       this._set({ comm: "none", error: "", kernel: Boolean(kernel), status, connected });
       return;
     }
@@ -163,6 +164,11 @@ export class Connection implements IDisposable {
       this._tries++;
       void kernel.reconnect().catch(() => undefined); // another change of its status shows the result
     }, ANEW_MS);
+  }
+
+  private _ended(why: string): void {
+    document.dispatchEvent(new CustomEvent(GONE, { detail: this.cluster.engine }));
+    this._lost(why);
   }
 
   private _lost(why: string): void {

@@ -132,7 +132,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const sidebars = (): Widget[] => [...app.shell.widgets("right"), ...app.shell.widgets("left")];
     void app.restored.then(() => joinDebugger(sidebars, ranks));
     const status = statusBar ? new StatusItem(front, open) : null;
-    if (status) statusBar?.registerStatusItem("monarch-nb:status", { item: status, align: "left", rank: 50 });
+    if (status) statusBar?.registerStatusItem("monarch-nb:status", { item: status, align: "left", rank: 50, isActive: () => status.isActive, activeStateChanged: status.activeChanged });
 
     const ends = new EndNotices(front, settings, (text, wrong) => status?.announce(text, wrong), ({ id }) => app.shell.activateById(id));
     addCommand(app, palette, "monarch-nb:notify", {

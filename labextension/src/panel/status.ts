@@ -1,5 +1,6 @@
 // The line in the status bar.
 
+import { ISignal, Signal } from "@lumino/signaling";
 import { Widget } from "@lumino/widgets";
 
 import type { Cluster } from "../cluster/client";
@@ -27,6 +28,15 @@ export class StatusItem extends Widget {
     this._changed();
   }
 
+  /** Whether there is something to show: the status bar shows and hides its items itself, also when it is drawn anew. */
+  get isActive(): boolean {
+    return this._active;
+  }
+
+  get activeChanged(): ISignal<this, void> {
+    return this._activeChanged;
+  }
+
   /** Whether it watches the cluster. */
   set wanted(isWanted: boolean) {
     this._wanted = isWanted;
@@ -52,7 +62,11 @@ export class StatusItem extends Widget {
 
   private _draw(): void {
     const live = this._cluster && this._front.connection && phaseOf(this._front.connection.facts) === "live";
-    this.setHidden(!live && !this._announced);
+    const active = Boolean(live || this._announced);
+    if (active !== this._active) {
+      this._active = active;
+      this._activeChanged.emit();
+    }
     if (this._announced) this._write(this._announced.text, this._announced.wrong);
     if (this._announced || !live || !this._cluster) return;
     const { text, failed } = summaryOf(this._cluster.state);
@@ -65,6 +79,8 @@ export class StatusItem extends Widget {
     this._button.setAttribute("aria-label", `Monarch: ${text}`);
   }
 
+  private _active = false;
+  private _activeChanged = new Signal<this, void>(this);
   private _announced: "" | { text: string; wrong: boolean } = "";
   private _button = h("button", { type: "button", title: say`Monarch: open the panel` });
   private _cluster: Cluster | null = null;

@@ -3,7 +3,8 @@
 import { Cluster, type Saved } from "../cluster/client";
 import type { FromKernel } from "../cluster/messages";
 import { h } from "../page/dom";
-import { BACK } from "../page/back";
+import { BACK, GONE } from "../page/back";
+import { say } from "../page/language";
 import type { View } from "../views/view";
 
 import "../views/base.css";
@@ -32,9 +33,14 @@ export function widget<Options>(view: View<Options>): Widget {
       el.append(root);
       const end = view(cluster, root, (model.get("options") ?? {}) as Options);
       const check = (): void => cluster.check();
+      const gone = (event: Event): void => {
+        if ((event as CustomEvent<unknown>).detail === cluster.engine) cluster.lost(say`the kernel was restarted`);
+      };
       document.addEventListener(BACK, check);
+      document.addEventListener(GONE, gone);
       return () => {
         document.removeEventListener(BACK, check);
+        document.removeEventListener(GONE, gone);
         end();
         root.remove();
       };
