@@ -21,6 +21,8 @@ from monarch_nb.wire import counted
 if TYPE_CHECKING:
     from monarch_nb.mesh.host_record import Resized
 
+MOST_PROCS = 100_000  # on a host; a mistyped size would take all memory of this process before any host refuses it
+
 
 class HostMesh(MeshTrait):
     """A mesh of hosts, or a slice of one."""
@@ -144,7 +146,7 @@ class HostMesh(MeshTrait):
         process's main thread before any actor is made there. `proc_bind` holds, for each process of a host, its
         bindings: numactl's cpunodebind, membind, physcpubind, or cpus. `bootstrap_command`, or what it returns for the
         place of a process, is run in place of the default command.
-        Raises ValueError for dimensions that clash or sizes that are not positive, TypeError for an environment that
+        Raises ValueError for dimensions that clash and for sizes that are not positive or far too large, TypeError for an environment that
         is not all text.
         """
         self._check_usable()
@@ -159,6 +161,8 @@ class HostMesh(MeshTrait):
         check_environment(env or {}, "spawn_procs(env=...)")
         extent = Extent((*self._region.labels, *dims), (*self._region.ndslice.sizes, *dims.values()))
         procs = Extent(tuple(dims), tuple(dims.values())).nelements
+        if procs > MOST_PROCS:
+            raise ValueError(f"per_host: {procs} processes are more than a host can run: write {MOST_PROCS} at most")
         if proc_bind is not None and len(proc_bind) != procs:
             raise ValueError(
                 f"proc_bind length ({len(proc_bind)}) must equal procs_per_host ({procs}), an entry for each"

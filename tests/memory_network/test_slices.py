@@ -104,6 +104,8 @@ def test_impossible_meshes_are_refused() -> None:
     for size in (0, -1, 1.5, True, "two"):
         with pytest.raises(ValueError, match=r"gpus=.* must be a whole number"):
             this_host().spawn_procs(per_host={"gpus": size})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"100000000 processes are more than a host can run"):
+        this_host().spawn_procs(per_host={"gpus": 100_000_000})
     with pytest.raises(ValueError, match="proc_bind"):
         this_host().spawn_procs(per_host={"gpus": 2}, proc_bind=[{"cpus": "0"}])
 
