@@ -29,3 +29,4 @@ def test_what_ranks_have_used_is_kept_from_the_beginning(nb: Notebook) -> None:
 def test_without_a_mesh_it_lists_inputs_as_ever(nb: Notebook) -> None:
     nb.run("marked = 12345").ok()
     assert "marked = 12345" in nb.run("%history -l 3").ok().stdout
+    assert "there is no mesh 'worksr'" in nb.run("%history worksr").stderr

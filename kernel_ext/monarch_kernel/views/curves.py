@@ -157,7 +157,9 @@ def with_usage(shell: "InteractiveShell", session: Session) -> Any:
 
     def run(line: str = "") -> object:
         name = line.strip()
-        return History(session.find(name)) if name in session.names() else before(line)
+        if name.isidentifier() or name in session.names():  # no line of IPython's is a name alone
+            return History(session.find(name))
+        return before(line)
 
     run.__doc__ = f"""{before.__doc__}
 
