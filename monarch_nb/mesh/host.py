@@ -146,8 +146,8 @@ class HostMesh(MeshTrait):
         process's main thread before any actor is made there. `proc_bind` holds, for each process of a host, its
         bindings: numactl's cpunodebind, membind, physcpubind, or cpus. `bootstrap_command`, or what it returns for the
         place of a process, is run in place of the default command.
-        Raises ValueError for dimensions that clash and for sizes that are not positive or far too large, TypeError for an environment that
-        is not all text.
+        Raises ValueError for dimensions that clash and for sizes that are not positive or far too large, TypeError for
+        an environment that is not all text.
         """
         self._check_usable()
         dims = dict(per_host or {})
