@@ -26,8 +26,8 @@ class ForgivingText(io.TextIOWrapper):
         """Writes what can be written."""
         try:
             if self._reason:
+                super().flush()  # raises until there is room; so one note is buffered, not one for each text
                 super().write(f"[output was lost here: {self._reason}]\n")
-                super().flush()
                 self._reason = ""
             return super().write(text)
         except OSError as error:
