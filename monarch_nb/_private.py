@@ -59,15 +59,17 @@ def read_private(path: Path) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Writes a file that only this user can read, whole or not at all. Raises OSError."""
+    """Writes a file that only this user can read, whole or not at all. Raises OSError, which names the file."""
     fd, draft = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")  # mode 0600
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
         os.replace(draft, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(draft)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write has none, and the draft's is of no use
         raise
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from monarch_nb._private import write_private
 from monarch_nb.host.launch import command
 from monarch_nb.transport import Keys
 from monarch_nb.wire import converted, counted, json_decoder
@@ -20,7 +20,6 @@ PREFIX = "mnb-job-"  # of the names of jobs' folders
 JOB_FILE = "job.json"  # in the folder of a job
 ALL_LINES = 1 << 20
 _ENDS = 5  # lines to show of each end of a log
-_saving = threading.Lock()
 _LOADERS: "dict[str, Callable[[], JobAdapter]]" = {}  # each kind's module adds its own
 _adapters: "dict[str, JobAdapter]" = {}
 
@@ -102,11 +101,7 @@ class Running(msgspec.Struct, frozen=True):
 
     def save(self) -> None:
         """Writes it into its folder, where `kept_jobs` finds it."""
-        draft = Path(self.folder, f".{JOB_FILE}")
-        with _saving:
-            draft.touch(0o600)
-            draft.write_bytes(msgspec.json.encode(self))
-            draft.replace(Path(self.folder, JOB_FILE))
+        write_private(Path(self.folder, JOB_FILE), msgspec.json.encode(self))
 
     def now(self) -> "Running":
         """Returns the job as its folder has it: another process may have added or released agents."""

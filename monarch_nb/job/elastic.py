@@ -444,6 +444,8 @@ class JobHosts:
                 self._job.keep_agents({name: agent for name, agent in self._job.agents.items() if name not in agents})
         except EngineError:  # it was killed, and has none
             return
+        except OSError as error:
+            logger.warning("%s: who loads the job may still find %s, which ended: %s", self, ", ".join(agents), error)
 
     def _give_up(self, request: "_Growth", thread: threading.Thread) -> None:
         hosts = request.give_up()

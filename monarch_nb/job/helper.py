@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from monarch_nb._private import write_private
 from monarch_nb.host.launch import command
 from monarch_nb.job.adapter import Agent, Agents, EngineError, Running, Seen, state_folder
 from monarch_nb.job.process import ProcessAdapter
@@ -97,7 +98,7 @@ class Helper:
             fcntl.flock(lock, fcntl.LOCK_EX)
             agents = {name: agent for name, agent in {**_read(file), **add}.items() if name not in drop}
             if agents:
-                file.write_bytes(msgspec.json.encode(agents))
+                write_private(file, msgspec.json.encode(agents))
             else:
                 file.unlink(missing_ok=True)
             return agents

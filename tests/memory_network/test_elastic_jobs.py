@@ -74,6 +74,7 @@ class Job:
         self.spare_agents: tuple[str, ...] = ()
         self.host_ids: dict[str, str] = {}
         self.role = Role()
+        self.obstacle: OSError | None = None  # to writing the job to its folder
         engine.agents.update(self.agents)
 
     def keep_agents(self, agents: dict[str, Agent], spares: Iterable[str] | None = None) -> None:
@@ -81,6 +82,8 @@ class Job:
             raise EngineError("the job was killed")
         self.agents = agents
         self.spare_agents = tuple(name for name in spares or () if name in agents)
+        if self.obstacle is not None:
+            raise self.obstacle
 
     def joined(self, hosts: Mapping[str, str]) -> None:
         self.host_ids |= hosts
@@ -147,6 +150,13 @@ def test_an_engine_that_refuses_or_ends_hosts_is_quoted(hosts: JobHosts, job: Jo
     with pytest.raises(
         NoMoreHostsError, match=r"(?s)nothing has changed: 1 of the hosts .*fleet_\d has failed: no such"
     ):
+        hosts.more(1, 20)
+    assert is_unchanged(job, engine)
+
+
+def test_a_full_disk_gives_no_hosts_and_is_the_reason(hosts: JobHosts, job: Job, engine: Engine) -> None:
+    job.obstacle = OSError(28, "No space left on device", "job.json")
+    with pytest.raises(NoMoreHostsError, match=r"no other host, .* changed: .*No space left on device: 'job.json'"):
         hosts.more(1, 20)
     assert is_unchanged(job, engine)
 
