@@ -487,16 +487,15 @@ class HealRequests:
     def carry_out(self, action: Respawn | Recreate | Healed | HealRefused) -> None:
         """Carries out an action of a heal on its own thread; a refusal fails the request. Does not block."""
         match action:
-            case Respawn(uid, back):
+            case Respawn(uid, back) | Recreate(uid, back):
+                bring, done = self._effects.respawn, SupervisionMachine.respawned
+                if isinstance(action, Recreate):
+                    bring, done = self._effects.recreate, SupervisionMachine.recreated
                 _start_heal_thread(
-                    lambda: self._bring_back(uid, back, self._effects.respawn, SupervisionMachine.respawned)
-                )
-            case Recreate(uid, back):
-                _start_heal_thread(
-                    lambda: self._bring_back(uid, back, self._effects.recreate, SupervisionMachine.recreated)
+                    lambda: self._bring_back(uid, back, bring, done), lambda error: self._not_back(uid, back, error)
                 )
             case Healed():
-                _start_heal_thread(lambda: self._healed(action))
+                _start_heal_thread(lambda: self._healed(action), lambda error: self._answer(action, error))
             case HealRefused(request, _, text, _):
                 future = self._waiting.pop(request, None)
                 if future is not None:
@@ -512,12 +511,15 @@ class HealRequests:
         try:
             bring(uid, incarnations)
         except BaseException as error:
-            cause = Cause(kind="spawn", text=error_line(error), at=time.time())
-            if isinstance(error, SupervisionError) and error.failure is not None:
-                cause = msgspec.structs.replace(error.failure.cause)
-            self._feed(lambda machine: machine.heal_failed(uid, incarnations, cause))
+            self._not_back(uid, incarnations, error)
             return
         self._feed(lambda machine: done(machine, uid, incarnations))
+
+    def _not_back(self, uid: str, incarnations: tuple[RankIncarnation, ...], error: BaseException) -> None:
+        cause = Cause(kind="spawn", text=error_line(error), at=time.time())
+        if isinstance(error, SupervisionError) and error.failure is not None:
+            cause = msgspec.structs.replace(error.failure.cause)
+        self._feed(lambda machine: machine.heal_failed(uid, incarnations, cause))
 
     def _healed(self, action: Healed) -> None:
         error: BaseException | None = None
@@ -526,6 +528,9 @@ class HealRequests:
                 self._effects.healed(action.incarnations, not self._hasty.intersection(action.requests))
         except BaseException as raised:
             error = raised
+        self._answer(action, error)
+
+    def _answer(self, action: Healed, error: BaseException | None) -> None:
         if action.again:
             failures = "\n".join(failure.report() for failure in gathered(action.again))
             error = HealError(f"not everything could be healed:\n{failures}", action.again)
@@ -540,5 +545,10 @@ class HealRequests:
                 fail_future(future, error)
 
 
-def _start_heal_thread(function: Callable[[], None]) -> None:
-    threading.Thread(target=function, name="monarch-heal", daemon=True).start()
+def _start_heal_thread(function: Callable[[], None], failed: Callable[[RuntimeError], None]) -> None:
+    """Runs a function on a thread of its own; if there can be none, calls `failed`, so that no heal waits for ever."""
+    try:
+        threading.Thread(target=function, name="monarch-heal", daemon=True).start()
+    except RuntimeError as error:
+        advice = "end other programs, or raise the limit (ulimit -u, pids of the container)"
+        failed(RuntimeError(f"no thread could be started for the heal: {error}; {advice}"))

@@ -1,5 +1,6 @@
 """heal_mesh: the same mesh works again, for all its holders."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, SupervisionError, context, current_rank, endpoint, heal_mesh, this_proc
 from monarch_nb.runtime import current_runtime
-from monarch_nb.supervision import Driver
+from monarch_nb.supervision import Driver, HealError
 from tests.cluster.actor_tools import Faults
 
 Kill = Callable[[ProcMesh], None]
@@ -115,6 +116,26 @@ def test_an_incarnation_that_an_unrecorded_heal_gave_before_still_calls(
         callers._state.incarnations = {}
         heal_mesh(own_procs)
         assert caller.ranks_of.call_one(counters).get(20) == [0, 1]
+
+
+def test_a_heal_without_a_thread_ends_with_that_reason(
+    own_procs: ProcMesh, counters: Any, kill_procs: Kill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == "monarch-heal":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    kill_procs(own_procs.slice(gpus=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_others)
+        heal = current_runtime().part(Driver).heal(own_procs._state.uid)
+        with pytest.raises(HealError, match="no thread could be started for the heal: can't start new thread; end"):
+            heal.get(20)
+    heal_mesh(own_procs)
+    assert counters.add.call().get(20).values() == [12, 12]
 
 
 def test_a_failed_actor_comes_back_in_its_living_process(counters: Any, faults: Faults) -> None:
