@@ -236,17 +236,20 @@ class MeshHealer:
         spawn_spec.initialized = resolved_future(None)
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
-        """Notifies all holders of references, then runs the hooks of survivors."""
+        """Notifies all holders of references, then runs the hooks of survivors; raises the first error of these."""
         self._apply_pending_extents(incarnations)
         self._updates.healed(incarnations)
+        errors: list[BaseException] = []
         for uid, back in incarnations:
             state = self._runtime.meshes.get(uid)
             if isinstance(state, ActorState):
                 call = self._notify_survivors(state, back)
-                if call is not None and await_hooks:
-                    call.future.get()
+                error = call.future.exception() if call is not None and await_hooks else None
+                errors += [] if error is None else [error]  # the hooks of other meshes run nevertheless
             if state is not None:
                 self._publish(MeshHealed(state, tuple(back)))
+        if errors:
+            raise errors[0]
 
     def _apply_pending_extents(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
         """Gives growing meshes their new extent once all new processes and actors are ready."""

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, ProcMesh, SupervisionError, context, current_rank, endpoint, heal_mesh, this_proc
+from monarch_nb.actor import (
+    Actor,
+    ActorError,
+    ProcMesh,
+    SupervisionError,
+    context,
+    current_rank,
+    endpoint,
+    heal_mesh,
+    this_proc,
+)
+from monarch_nb.mesh.mesh_events import MeshEvents, MeshHealed
 from monarch_nb.runtime import current_runtime
 from monarch_nb.supervision import Driver, HealError
 from tests.cluster.actor_tools import Faults
@@ -136,6 +147,35 @@ def test_a_heal_without_a_thread_ends_with_that_reason(
             heal.get(20)
     heal_mesh(own_procs)
     assert counters.add.call().get(20).values() == [12, 12]
+
+
+class Hooked(Actor):
+    """Its survivors count heals; `fails` makes their hook raise."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails, self.heals = fails, 0
+
+    def __healed__(self, points: Any) -> None:
+        self.heals += 1
+        if self.fails:
+            raise ValueError("no copy of the weights")
+
+    @endpoint
+    def count(self) -> int:
+        return self.heals
+
+
+def test_a_hook_that_raises_keeps_no_other_from_running(own_procs: ProcMesh, kill_procs: Kill) -> None:
+    meshes: list[Any] = [own_procs.spawn(f"hooked{fails}", Hooked, fails) for fails in (True, False)]
+    healed: list[str] = []
+    listeners = current_runtime().part(MeshEvents).listeners
+    listeners.append(lambda event: healed.append(event.mesh.name) if isinstance(event, MeshHealed) else None)
+    kill_procs(own_procs.slice(gpus=1))
+    with pytest.raises(ActorError, match="no copy of the weights"):
+        heal_mesh(own_procs)
+    listeners.pop()
+    assert [mesh.count.call().get(20).values() for mesh in meshes] == [[1, 0], [1, 0]]
+    assert healed == [own_procs._state.name, "hookedTrue", "hookedFalse"]
 
 
 def test_a_failed_actor_comes_back_in_its_living_process(counters: Any, faults: Faults) -> None:
