@@ -1,13 +1,16 @@
 """Failures are reported to owners, and upwards until one handles them."""
 
 import asyncio
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
 
 from monarch_nb.actor import (
     Actor,
+    ActorError,
     Channel,
     MeshFailure,
     Port,
@@ -15,10 +18,13 @@ from monarch_nb.actor import (
     SupervisionError,
     concurrent_endpoint,
     endpoint,
+    heal_mesh,
+    this_proc,
 )
 from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.testing import Cluster
 from tests.cluster.actor_tools import Faults
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -124,6 +130,51 @@ def test_an_actor_without_a_thread_has_failed(
     with pytest.raises(SupervisionError, match="no thread could be started"):
         actors.ping.call().get(20)
     actors.stop().get(20)
+
+
+LIVING: "weakref.WeakSet[Actor]" = weakref.WeakSet()
+
+
+class Model(Actor):
+    """Owns a mesh, so that the record of that mesh refers to it."""
+
+    def __init__(self) -> None:
+        LIVING.add(self)
+        self.child = this_proc().spawn("child", Child)
+
+    @endpoint
+    def boom(self) -> None:
+        raise ValueError("boom")
+
+
+class AsyncModel(Model):
+    @endpoint
+    async def boom(self) -> None:  # type: ignore[override]
+        raise ValueError("boom")
+
+
+def remain(count: int) -> bool:
+    gc.collect()
+    return len(LIVING) == count
+
+
+@pytest.mark.parametrize("end", ["stop", "heal"])
+@pytest.mark.parametrize("cls", [Model, AsyncModel])
+def test_a_failure_holds_no_state_of_an_ended_actor(quad: ProcMesh, faults: Faults, cls: Any, end: str) -> None:
+    LIVING.clear()
+    models: Any = quad.slice(gpus=0).spawn("models", cls)
+    with pytest.raises(ActorError):
+        models.boom.call().get(20)
+    assert len(LIVING) == 1
+    if end == "stop":
+        models.stop().get(20)
+        until(lambda: remain(0), "the state of the stopped actor is released")
+        return
+    models.boom.broadcast()
+    faults.next()
+    heal_mesh(models)
+    until(lambda: remain(1), "the state of the failed actor is released")
+    models.stop().get(20)
 
 
 def test_a_raising_init_is_reported_on_use_and_to_the_owner(quad: ProcMesh, faults: Faults) -> None:

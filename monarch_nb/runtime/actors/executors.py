@@ -117,6 +117,7 @@ class SyncExecutor:
         cell = self._cell
         if not self._main:
             enter_actor()
+        cell.process.failures.release(cell.mesh, cell.rank)  # of a former incarnation, whose state they hold
         cell.construct()
         while not cell.ending:
             try:
@@ -250,6 +251,7 @@ class AsyncExecutor:
     async def _main(self) -> None:
         cell = self._cell
         self.loop = asyncio.get_running_loop()
+        cell.process.failures.release(cell.mesh, cell.rank)  # of a former incarnation, whose state they hold
         cell.construct()
         self._controls()
         in_a_row = 0
@@ -377,7 +379,7 @@ class Cleanup:
             steps.callback(cell.finish)
             steps.callback(cell.process.actor_ended, cell)
             steps.callback(cell.refuse_queued)
-            cell.obj = None
+            cell.obj = cell.end_error = None  # the frames of the error hold the object, too
             if error is not None and not isinstance(error, asyncio.CancelledError):
                 text = "".join(format_exception(error))
                 logger.error("%s: __cleanup__ failed:\n%s", cell.instance, text)

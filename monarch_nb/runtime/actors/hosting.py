@@ -297,6 +297,8 @@ class Hosting:
             if self._local.cells.get((cell.mesh, cell.rank)) is cell:
                 del self._local.cells[cell.mesh, cell.rank]
         cell.refuse_queued()
+        if cell.state == "stopped":
+            self._process.failures.release(cell.mesh, cell.rank)
         self._process.supervisor.actor_ended(cell)
         for listener in tuple(self._listeners):
             listener(cell)
