@@ -175,10 +175,10 @@ def test_ctrl_c_ends_a_program_with_a_busy_job_at_once(folder: Path, ending: str
 LEFT = """
 from monarch_nb.job import ProcessJob
 job = ProcessJob({"trainers": 1})
-job.keep_for("0.6s")
+job.keep_for("6s")  # from its start: on a busy machine this program takes seconds to reach the host
 procs = job.state("job.json").trainers.spawn_procs(name="trainers")
 procs.initialized.get(40)
-procs.detach("1500ms")
+procs.detach("7s")
 print(job._agents["trainers_0"].id.partition("@")[0], flush=True)
 """
 
@@ -189,9 +189,9 @@ def test_unused_hosts_end_in_time_unless_a_mesh_was_detached_there(folder: Path)
     done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, env=env, check=True)
     start = time.monotonic()
     until(lambda: not alive(int(done.stdout)), "its end")
-    assert time.monotonic() - start > 1.5, "the lease of the mesh comes first"
+    assert time.monotonic() - start > 7, "the lease of the mesh comes first"
     job = job_load("job.json")
-    with pytest.raises(RuntimeError, match=r"(?s)is gone: .* no program has used this host for 0\.6 s"):
+    with pytest.raises(RuntimeError, match=r"(?s)is gone: .* no program has used this host for 6 s"):
         job.state(None)
     job.kill()
 
