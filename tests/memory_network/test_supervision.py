@@ -21,6 +21,8 @@ from monarch_nb.actor import (
     heal_mesh,
     this_proc,
 )
+from monarch_nb.lifecycle.mesh_healer import MeshHealer
+from monarch_nb.runtime import current_runtime
 from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
 from monarch_nb.testing import Cluster
 from tests.cluster.actor_tools import Faults
@@ -158,22 +160,24 @@ def remain(count: int) -> bool:
     return len(LIVING) == count
 
 
-@pytest.mark.parametrize("end", ["stop", "heal"])
+@pytest.mark.parametrize("end", ["stop", "heal", "heal of its group"])
 @pytest.mark.parametrize("cls", [Model, AsyncModel])
 def test_a_failure_holds_no_state_of_an_ended_actor(quad: ProcMesh, faults: Faults, cls: Any, end: str) -> None:
     LIVING.clear()
-    models: Any = quad.slice(gpus=0).spawn("models", cls)
+    models: Any = quad.slice(gpus=slice(0, 2)).spawn("models", cls)
     with pytest.raises(ActorError):
         models.boom.call().get(20)
-    assert len(LIVING) == 1
+    assert len(LIVING) == 2
     if end == "stop":
         models.stop().get(20)
         until(lambda: remain(0), "the state of the stopped actor is released")
         return
-    models.boom.broadcast()
+    if end == "heal of its group":  # which constructs survivors anew
+        current_runtime().part(MeshHealer)._reinitialized.add(models._state.uid)
+    models.slice(gpus=0).boom.broadcast()
     faults.next()
     heal_mesh(models)
-    until(lambda: remain(1), "the state of the failed actor is released")
+    until(lambda: remain(2), "the state of the failed actor is released")
     models.stop().get(20)
 
 

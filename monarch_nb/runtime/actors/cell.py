@@ -275,6 +275,7 @@ class ActorCell:
         finally:
             self.constructing = None
         self.obj, self.endpoints = obj, endpoints_of(cls)
+        self.process.failures.release(self.mesh, self.rank)  # which hold the former object
 
     def _begin(self, header: Header, parcel: "Parcel") -> "_Entered | None":
         """Enters a message; None if it was cancelled or names a point that does not exist, which its sender gets."""
@@ -522,9 +523,7 @@ class ActorCell:
             self._end_soon()
 
     def _failed(self, cause: "Cause", error: Exception) -> None:
-        self.state = "failed"
-        self.cause = cause
-        self.end_error = error
+        self.state, self.cause, self.end_error = "failed", cause, error
         self.process.supervisor.actor_failed(self)
         self._end_soon()
 
