@@ -1,13 +1,16 @@
 """Jobs as text: the saved content of a job's file, and the possible writers of that file. No pickles."""
 
+import contextlib
+import fcntl
 import importlib
 import json
+import logging
 import os
 import socket
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from monarch_nb.job.adapter import Running
 from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import json_decoder
 
+logger = logging.getLogger("monarch_nb.job")
 FORMAT = "monarch-nb job 1"
 _LARGEST = 1 << 20
 
@@ -129,6 +133,51 @@ def write(path: str, data: bytes) -> None:
     target = Path(os.path.realpath(path))
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(target, data)
+
+
+@contextlib.contextmanager
+def lock_of(path: str) -> Iterator[None]:
+    """Holds the lock of a job's file, `PATH.lock`; waits for its holder, with a message. It ends with this process.
+
+    No lock where the folder cannot be written, or its file system has no locks.
+    """
+    name = f"{os.path.realpath(path)}.lock"
+    try:
+        fd = _locked(name, path)
+    except OSError:
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # for the message alone
+            os.truncate(fd, 0)
+            os.pwrite(fd, origin_text(JobOrigin.here()).encode(errors="replace"), 0)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
+        os.close(fd)
+
+
+def _locked(name: str, path: str) -> int:
+    """Returns the locked file of this name; the caller closes it. Raises OSError."""
+    os.makedirs(os.path.dirname(name), mode=0o700, exist_ok=True)
+    while True:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                origin = os.pread(fd, 1000, 0).decode(errors="replace") or "by another process"
+                logger.warning("waiting: the job of %s is being started or looked for %s", path, origin)
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(name)):
+                    return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # its holder has removed it: the next one locks another file
 
 
 def ago(moment: float) -> str:

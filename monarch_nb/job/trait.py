@@ -254,8 +254,8 @@ class JobTrait(UpstreamServices, ABC):
 
         A job that another process has applied and saved at `cached_path` is used again if it still runs and fits; a
         message names it and its start. If it is gone, or does not fit, it is ended with a message, and this job takes
-        its place. None: look for no job, save none. In a client script of a job, that job is used, whatever is
-        requested here.
+        its place. While that process starts it, this one waits, with a message. None: look for no job, save none. In a
+        client script of a job, that job is used, whatever is requested here.
         Opens the job's mounts, and copies changes of the open ones; blocks meanwhile.
         Raises JobFileError for a file that others could have written, or that holds no job, and RuntimeError for a
         mount that failed.
@@ -263,12 +263,13 @@ class JobTrait(UpstreamServices, ABC):
         with self._one_thread:
             if self._running is None and cached_path is not None:
                 self._cached = _parent_job()
-                if self._cached is None and self._cacheable:
+            if self._running is None and cached_path is not None and self._cacheable:
+                with files.lock_of(cached_path):
                     self._cached = self._load_cached(cached_path)
-            if self._running is None:
-                self.apply()
-                if cached_path is not None and self._cacheable:
-                    self._save(cached_path)
+                    if self._cached is None:
+                        self.apply()
+                        self._save(cached_path)
+            self.apply()
             running = self._running
             assert running is not None
             state = running._state()

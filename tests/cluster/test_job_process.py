@@ -380,6 +380,20 @@ def test_threads_that_ask_one_job_get_its_one_set_of_hosts() -> None:
     assert pickle.loads(pickle.dumps(Custom(1))).size == 1
 
 
+def test_programs_that_ask_at_once_with_one_file_share_a_job(folder: Path, host: Any, caplog: Any) -> None:
+    job, second = SlowCustom(), Custom(0)
+    Path("mine.json.lock").write_text("by a process that was killed")
+    with ThreadPoolExecutor(2) as pool:
+        states = [pool.submit(job.state, "mine.json")]
+        assert job.creating.wait(SOON)
+        states.append(pool.submit(second.state, "mine.json"))
+        until(lambda: f"mine.json is being started or looked for by process {os.getpid()} (" in caplog.text)
+        job.release.set()
+        assert [state.result(SOON).mine for state in states] == [host, host]
+    assert (second.apply_id, second.size) == (job.apply_id, 0)
+    assert os.listdir() == ["mine.json"]
+
+
 def test_jobs_of_users_are_saved_without_what_they_call_transient(folder: Path, host: Any, caplog: Any) -> None:
     job = Custom(3)
     assert job.state("mine.json").mine == host
