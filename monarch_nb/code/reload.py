@@ -25,7 +25,7 @@ from monarch_nb.code.modules import Newest, newest, reload_edited
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.mesh.actor import ActorMesh, check_class, init_of
 from monarch_nb.mesh.handle import region_of, state_of
-from monarch_nb.mesh.host import HostMesh, host_labels
+from monarch_nb.mesh.host import HostMesh, host_labels, spawn_helpers
 from monarch_nb.mesh.proc import ProcMesh, get_active_proc_meshes
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import gather, request, settle
@@ -434,7 +434,7 @@ def _folder(job: str, name: str) -> Path:
 def _copy(mesh: str, python: str | None, hosts: list[str], folders: dict[str, Path]) -> dict[str, list[str]]:
     """Copies folders to hosts that do not share the files of this machine; returns the paths there by host."""
     job = current_runtime().address.replace("/", "-")
-    helpers = HostMesh(mesh, hosts, host_labels(hosts), python=python).spawn_procs(name="sync_workspace")
+    helpers = spawn_helpers(HostMesh(mesh, hosts, host_labels(hosts), python=python), "sync_workspace")
     try:
         copies: dict[str, list[str]] = {host: [] for host in hosts}
         for name, folder in folders.items():

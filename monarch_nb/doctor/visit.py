@@ -13,7 +13,7 @@ from monarch_nb.doctor.facts import facts_of_this_machine
 from monarch_nb.doctor.judgement import Check, judge
 from monarch_nb.host.introduction import introduce
 from monarch_nb.host.protocol import HostState
-from monarch_nb.mesh import HostMesh, this_host
+from monarch_nb.mesh import HostMesh, spawn_helpers, this_host
 from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, UnreachableError, greet, knock, split
 
@@ -31,7 +31,7 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
     """Checks hosts, given by name as meshes of one. Blocks up to `timeout` seconds."""
     controller = facts_of_this_machine()
     begun = time.monotonic()
-    started = {name: (host.spawn_procs(name="doctor"), time.monotonic()) for name, host in hosts.items()}
+    started = {name: (spawn_helpers(host, "doctor"), time.monotonic()) for name, host in hosts.items()}
     findings: dict[str, list[Check]] = {}
     for name, (procs, since) in started.items():
         try:

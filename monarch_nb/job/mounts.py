@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monarch_nb.mesh import HostMesh, ProcMesh
+from monarch_nb.mesh import HostMesh, ProcMesh, spawn_helpers
 from monarch_nb.runtime import Actor, current_runtime, endpoint
 from monarch_nb.shape import Point
 from monarch_nb.supervision import SupervisionError
@@ -331,7 +331,7 @@ class MountHandler:
         if not os.path.isdir(self.sourcepath):
             raise NotADirectoryError(f"{self.sourcepath} is not a folder of this machine")
         say_once(logger, "remotemount: the folder is copied to the hosts; call refresh() once it has changed")
-        self._procs = self._hosts.spawn_procs(name="mounts")
+        self._procs = spawn_helpers(self._hosts, "mounts")
         try:
             self._copies = self._procs.spawn("remotemount", RemoteMountActor, self.mntpoint, secrets.token_hex(4))
             self._copies.open.call().get(_ANSWER_S)
@@ -409,7 +409,7 @@ class GatherMount:
         self._root.mkdir(parents=True, exist_ok=True)
         if any(self._root.iterdir()):
             raise FileExistsError(f"{self._root} has files in it: choose another folder to gather in")
-        self._procs: ProcMesh | None = host_mesh.spawn_procs(name="gathered")
+        self._procs: ProcMesh | None = spawn_helpers(host_mesh, "gathered")
         self._sources: Any = self._procs.spawn("gather_mount", GatherSourceActor, remote_mount_point)
         self._copies: dict[int, Copy] = {}
         self._lock = threading.Lock()

@@ -4,7 +4,7 @@ from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.cells import AnyMesh, RankWatch, cell_actors, reason_of, run_on, run_on_each, values_or_errors
 from monarch_nb.mesh.endpoint import Accumulator, Endpoint, SendsToPorts, as_endpoint, send
 from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
-from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
+from monarch_nb.mesh.host import HostMesh, give_up, spawn_helpers, this_host, this_proc
 from monarch_nb.mesh.proc import (
     ProcMesh,
     get_active_proc_meshes,
@@ -39,6 +39,7 @@ __all__ = [
     "run_on",
     "run_on_each",
     "send",
+    "spawn_helpers",
     "state_of",
     "this_host",
     "this_proc",

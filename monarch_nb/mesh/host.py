@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal, Self, cast
 
 from monarch_nb._deferred import asyncio
 from monarch_nb.host.command import BootstrapCommand, check_environment, launches
-from monarch_nb.mesh.handle import ProcsWanted, operations
+from monarch_nb.mesh.handle import ProcsWanted, operations, state_of
 from monarch_nb.mesh.host_record import GROW_S, HostRecord, HostSource
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import Future, current_runtime, fail_future, pending_future, resolve_future, when_done
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Point, Region, check_sizes
+from monarch_nb.supervision import Driver
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import counted
 
@@ -337,6 +338,13 @@ def this_host() -> HostMesh:
     """Returns the host this process runs on, without dimensions."""
     host, python = operations().own_host()
     return HostMesh.of_host(host, python=python)
+
+
+def spawn_helpers(hosts: HostMesh, name: str, per_host: Mapping[str, int] | None = None) -> ProcMesh:
+    """Spawns processes for a task of the library: calls of these raise their failures, which do not end a script."""
+    procs = hosts.spawn_procs(per_host=per_host, name=name)
+    current_runtime().part(Driver).raised_in_use(state_of(procs).uid)
+    return procs
 
 
 def this_proc() -> ProcMesh:

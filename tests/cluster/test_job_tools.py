@@ -66,6 +66,17 @@ def test_a_command_that_is_cut_leaves_no_process_and_no_thread(host: Any, tmp_pa
     until(lambda: not any(t.name.startswith("monarch-exec") for t in threading.enumerate()), "its threads have ended")
 
 
+def test_a_script_goes_on_after_the_death_of_a_commands_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from monarch.actor import this_host\nfrom monarch.job import exec_command\n"
+        "error = exec_command(this_host(), ['sh', '-c', 'kill -9 $PPID; sleep 100']).exception(30)\n"
+        "print(type(error).__name__, exec_command(this_host(), ['sh', '-c', 'exit 3']).get(30))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=SOON, check=False)
+    assert (done.stdout, done.returncode) == ("SupervisionError 3\n", 0), done.stderr
+
+
 def test_python_runs_in_the_programs_interpreter(host: Any, tmp_path: Path, capfd: Any) -> None:
     script = tmp_path / "tell.py"
     script.write_text("import sys; print(sys.executable, sys.argv[1:]); sys.exit(3)")

@@ -16,7 +16,7 @@ import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from monarch_nb.mesh import HostMesh
+from monarch_nb.mesh import HostMesh, spawn_helpers
 from monarch_nb.runtime import (
     Actor,
     Channel,
@@ -186,7 +186,7 @@ def _run(
     if command[0] == "-m" or command[0].endswith(".py"):
         command = [hosts.python or sys.executable, *command]
     port, receiver = Channel[Line].open()
-    procs = hosts.spawn_procs(per_host=per_host, name="exec")
+    procs = spawn_helpers(hosts, "exec", per_host)
     try:
         actors: Any = procs.spawn("command", CommandActor)
         call = actors.run.call(command, env, workdir, os.getcwd(), output_dir, port)
@@ -362,7 +362,7 @@ def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None
     if len(host_mesh_singleton) != 1:
         raise ValueError(f"shell takes a singleton HostMesh, not one of {len(host_mesh_singleton)} hosts: slice it")
     stdin, stdout = sys.stdin.fileno(), sys.stdout.fileno()
-    procs = host_mesh_singleton.spawn_procs(name="shell")
+    procs = spawn_helpers(host_mesh_singleton, "shell")
     stopped, stop = os.pipe()
     typist: threading.Thread | None = None
     try:
