@@ -179,8 +179,19 @@ class Revive:
     result: int
 
 
+class FunctionCommand:
+    """A command that runs a function of the program: its errors name it, and have its traceback."""
+
+    function: Callable[..., object] | str
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.function if isinstance(self.function, str) else getattr(self.function, "__name__", "a function")
+
+
 @dataclass(frozen=True)
-class RunFunction(Generic[T]):
+class RunFunction(FunctionCommand, Generic[T]):
     """Runs a function on each rank, with the shards of tensors among its arguments."""
 
     function: Callable[..., T]
@@ -189,7 +200,7 @@ class RunFunction(Generic[T]):
 
 
 @dataclass(frozen=True)
-class CallRemote:
+class CallRemote(FunctionCommand):
     """Calls a function, or the one at a path such as "math.sqrt", with the values of tensors among its arguments.
 
     The tensors that it returns are stored under the numbers `results`; without these under `bundle`, until `Name` names
@@ -206,11 +217,6 @@ class CallRemote:
     writes: tuple[int, ...] = ()
     only: int | None = None
     joined: bool = False
-
-    @property
-    def name(self) -> str:
-        """The name of the function."""
-        return self.function if isinstance(self.function, str) else getattr(self.function, "__name__", "a function")
 
     @property
     def has_reply(self) -> bool:
@@ -234,7 +240,7 @@ class GroupOf:
 
 
 @dataclass(frozen=True)
-class MakeParts:
+class MakeParts(FunctionCommand):
     """Creates a tensor from `function(part, *args)` on each rank; `part` has a slice for each dimension."""
 
     function: Callable[..., object]

@@ -467,9 +467,18 @@ def test_a_remote_function_that_fails_is_any_failure(rank: monarch_nb.Tensor) ->
         with pytest.raises(TensorError, match=r"failing failed on rank 1 of ranks: ValueError: not here"):
             monarch_nb.inspect(tensor, gpus=0)
     for call in (lambda: monarch_nb.remote(failing)(rank, target.clone()), lambda: remote.call(rank, target).get(30)):
-        with pytest.raises(TensorError, match="failing failed on rank 1"):
+        with pytest.raises(TensorError, match="failing failed on rank 1") as caught:
             call()
+        assert ", in failing\n" in caught.value.exception_formatted
     assert both(rank) == [0, 1]
+
+
+def test_a_remote_function_that_resizes_its_argument_is_refused(rank: monarch_nb.Tensor) -> None:
+    resize = monarch_nb.remote(lambda x: x.resize_(99).sum(), propagate=lambda x: x.sum())
+    target = rank.clone()
+    for call in (lambda: monarch_nb.inspect(resize(target)), lambda: resize.call(target).get(30)):
+        with pytest.raises(TensorError, match=r"has changed the size of a tensor from \[\] to \[99\]"):
+            call()
 
 
 def test_a_remote_function_gets_process_groups(rank: monarch_nb.Tensor) -> None:

@@ -1,7 +1,7 @@
 """Calls of a program's functions on one rank's values of tensors, their results, and references to a rank's objects."""
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -129,21 +129,17 @@ def function_at(path: str) -> Callable[..., object]:
     return function
 
 
-def fill_in(
-    value: T, tensor: Callable[[Number], DTensor], mesh: DeviceMesh, shards: dict[Number, torch.Tensor] | None = None
-) -> T:
+def fill_in(value: T, tensor: Callable[[Number], DTensor], mesh: DeviceMesh, shards: dict[Number, torch.Tensor]) -> T:
     """Returns an argument for a function, with tensors and groups for their placeholders; `tensor` finds a tensor.
 
-    With `shards`, tensors are local ones, which are noted there.
+    The local tensors are noted in `shards`.
     """
 
     def fill(leaf: object) -> object:
         if isinstance(leaf, TensorOf):
             dtensor = tensor(leaf.number)
-            if shards is not None:
-                shards[leaf.number] = dtensor._local_tensor
-                return dtensor._local_tensor
-            return dtensor if leaf.sharded else dtensor.to_local()
+            local = shards[leaf.number] = dtensor._local_tensor
+            return dtensor if leaf.sharded else local
         if isinstance(leaf, OpaqueRef):
             return OpaqueRef.of_key(mapped(leaf.key, fill))
         return mesh.get_group(leaf.dims[0]) if isinstance(leaf, GroupOf) else leaf
@@ -152,9 +148,8 @@ def fill_in(
 
 
 @contextmanager
-def sizes_kept(tensors: Sequence[DTensor]) -> Iterator[None]:
-    """Raises ValueError after a block that has resized the shard of a tensor; the shard has its former size again."""
-    shards = [tensor._local_tensor for tensor in tensors]
+def sizes_kept(shards: Collection[torch.Tensor]) -> Iterator[None]:
+    """Raises ValueError after a block that has resized one of the tensors, which then has its former size again."""
     before = [(shard.size(), shard.stride(), shard.storage_offset(), shard.untyped_storage()) for shard in shards]
     resized = []
     try:
@@ -167,8 +162,8 @@ def sizes_kept(tensors: Sequence[DTensor]) -> Iterator[None]:
                     shard.set_(storage, offset, size, stride)
     if resized:
         raise ValueError(
-            f"the function has changed the size of a shard from {resized[0]}, which all ranks rely on; it may write to "
-            "a shard, or return another tensor for monarch.from_local"
+            f"the function has changed the size of a tensor from {resized[0]}, which all ranks rely on; it may write "
+            "to the tensor, or return another one"
         )
 
 

@@ -27,6 +27,7 @@ from monarch_nb.tensor.commands import (
     Cell,
     Define,
     DrawFrom,
+    FunctionCommand,
     Locals,
     MakeParts,
     Making,
@@ -374,10 +375,12 @@ class WorkerSession:
         try:
             value = self._dispatch(command)
         except BaseException as error:
+            function = command if isinstance(command, FunctionCommand) else None
+            title = type(command).__name__.lower() if function is None else function.name
             if isinstance(command, Name) or (isinstance(command, CallRemote) and not command.joined):
-                value = failure = self._own_failure(getattr(command, "name", "remote"), error)
+                value = failure = self._own_failure(title, error, function)
             else:
-                value = failure = self._failure(type(command).__name__.lower(), error)
+                value = failure = self._failure(title, error, function)
             if isinstance(command, CallRemote):
                 withdraw(command, failure)
                 self._lose(self._changed if command.has_reply else command.writes, LostTensor(failure))
@@ -437,14 +440,9 @@ class WorkerSession:
             case Name():
                 self._keep(command.results, self.env.pop(command.bundle))
             case RunFunction():
-                passed: list[DTensor] = []
-
-                def passing(number: Number) -> DTensor:
-                    passed.append(self.tensor(number))
-                    return passed[-1]
-
-                args, kwargs = fill_in((command.args, command.kwargs), passing, self._mesh)
-                with sizes_kept(passed), torch.enable_grad(), drawn_by_function(), self._interruptible():
+                shards: dict[Number, torch.Tensor] = {}
+                args, kwargs = fill_in((command.args, command.kwargs), self.tensor, self._mesh, shards)
+                with sizes_kept(shards.values()), torch.enable_grad(), drawn_by_function(), self._interruptible():
                     return sendable(off_device(command.function(*args, **kwargs)))
         return None
 
@@ -458,7 +456,7 @@ class WorkerSession:
         function = function_at(command.function) if isinstance(command.function, str) else command.function
         versions = [tensor._version for tensor in inputs.values()]
         try:
-            with torch.enable_grad(), drawn_by_function(), self._interruptible():
+            with sizes_kept(inputs.values()), torch.enable_grad(), drawn_by_function(), self._interruptible():
                 value = function(*args, **kwargs)
         finally:
             pairs = zip(inputs.items(), versions, strict=True)
@@ -557,23 +555,24 @@ class WorkerSession:
                     env[number] = lost
         self.env.update(dict.fromkeys(numbers, lost))
 
-    def _own_failure(self, operation: str, error: BaseException) -> Failure:
+    def _own_failure(self, operation: str, error: BaseException, function: FunctionCommand | None = None) -> Failure:
         """Reports an error in an operation on this rank's own values; all ranks continue."""
         if isinstance(error, LostInputError):
             return error.failure
-        failure = self._describe(operation, error, traceback.format_exception_only(error), apart=True)
+        failure = self._describe(operation, error, function, apart=True)
         self._failures.append(failure)
         return failure
 
-    def _failure(self, operation: str, error: BaseException, *, is_own: bool = False) -> Failure:
+    def _failure(
+        self, operation: str, error: BaseException, function: FunctionCommand | None = None, *, is_own: bool = False
+    ) -> Failure:
         """Reports an error; halts this generation unless all ranks have failed in the same operation.
 
         For a rank's own values the failure then concerns only fetches, which raise it.
         """
         if isinstance(error, LostInputError):
             return error.failure
-        lines = format_exception(error) if operation == "run" else traceback.format_exception_only(error)
-        failure = self._describe(operation, error, lines)
+        failure = self._describe(operation, error, function)
         if self._member.over is None and self._member.all_failed(failure, self._ranks, self._begun):
             failure = replace(failure, apart=is_own)
             self._failures.append(failure)
@@ -590,7 +589,9 @@ class WorkerSession:
             self._halt(failure, (self._number, self._number + 1))
         return failure
 
-    def _describe(self, operation: str, error: BaseException, lines: Sequence[str], *, apart: bool = False) -> Failure:
+    def _describe(
+        self, operation: str, error: BaseException, function: FunctionCommand | None, *, apart: bool = False
+    ) -> Failure:
         kind, largest = type(error).__name__, held_if_full(error, self.env)
-        text = "".join(lines)
+        text = "".join(traceback.format_exception_only(error) if function is None else format_exception(error))
         return Failure(self._number, operation, self._rank, kind, str(error), text, self._stream, apart, largest)
