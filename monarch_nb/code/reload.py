@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -314,9 +314,15 @@ def _on_living(
 
 
 def folders_of(workspace: object) -> list[Path]:
-    """Returns the folders of a path, of several, or of an object with `dirs`. Raises NotADirectoryError, ValueError."""
+    """Returns the folders of a path, of several, or of an object with `dirs`.
+
+    Raises TypeError for any other value, NotADirectoryError, and ValueError for no folder.
+    """
     source: Any = getattr(workspace, "dirs", workspace)
-    paths: list[str | os.PathLike[str]] = [source] if isinstance(source, str | os.PathLike) else list(source)
+    several = isinstance(source, Iterable) and not isinstance(source, str | os.PathLike)
+    paths = [*source] if several else [source]
+    if not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise TypeError(f"sync_workspace takes a folder, several, or an object with `dirs`, not {workspace!r}")
     folders = [Path(path).expanduser().resolve() for path in paths]
     for folder in folders:
         if not folder.is_dir():

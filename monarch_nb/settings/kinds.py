@@ -2,6 +2,8 @@
 and back. Durations are exact to the nanosecond.
 """
 
+import contextlib
+import importlib
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -200,10 +202,12 @@ def _parse_text(text: str) -> int:
 
 
 def positive_seconds(text: str) -> float:
-    """Returns the number of seconds of an option on a command line. Raises ValueError unless it is above 0, finite."""
-    if not 0 < (seconds := float(text)) < float("inf"):
-        raise ValueError(text)
-    return seconds
+    """Returns the number of seconds of an option on a command line. Raises ArgumentTypeError unless above 0, finite."""
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) < float("inf"):
+            return seconds
+    argparse = importlib.import_module("argparse")  # not at each import of this package
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
 
 
 def format_duration(nanoseconds: int) -> str:

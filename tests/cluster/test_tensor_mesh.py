@@ -171,7 +171,7 @@ def test_views_follow_what_a_function_writes_before_it_fails(mesh: Mesh) -> None
 def test_a_function_that_resizes_a_shard_is_refused_and_changes_nothing(mesh: Mesh) -> None:
     t = rows(mesh, torch.arange(6.0))
     for resize in (lambda shard: shard.resize_(1), lambda shard: shard.resize_(99), lambda shard: shard.unsqueeze_(0)):
-        with pytest.raises(TensorError, match="^<lambda> failed .* changed the size of a tensor from \\[3\\] to "):
+        with pytest.raises(TensorError, match=r"^<lambda> failed .* changed the size of a tensor from \[3\] to "):
             mesh.execute(resize, t)
         assert (t + 0).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 

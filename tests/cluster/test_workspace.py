@@ -175,6 +175,9 @@ def test_a_slice_a_reference_and_conda_are_refused(code):
         asyncio.run(hosts.sync_workspace(code.folder, conda=True))
     with pytest.raises(NotADirectoryError):
         asyncio.run(hosts.sync_workspace(code.folder / "nothing"))
+    for wrong in (None, [code.folder, 3]):
+        with pytest.raises(TypeError, match="sync_workspace takes a folder, several, or an object with `dirs`, not "):
+            asyncio.run(hosts.sync_workspace(wrong))
 
 
 def two_hosts():

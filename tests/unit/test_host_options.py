@@ -30,8 +30,8 @@ def pipe() -> Iterator[int]:
         (["--dial", "tcp://login:22222"], "--dial needs --key FILE"),
         (["--host", "a/b"], "'a/b' is no id"),
         (["--host", "../x"], "'../x' is no id"),
-        (["--lease-s", "nan"], "--lease-s: invalid"),
-        (["--unused-s", "-1"], "--unused-s: invalid"),
+        (["--lease-s", "nan"], "--lease-s: 'nan' is not a number of seconds above 0"),
+        (["--unused-s", "-1"], "--unused-s: '-1' is not a number of seconds above 0"),
         (["--run-folder", "home"], "--run-folder home goes with the agent, and has other files"),
     ],
 )
