@@ -28,6 +28,7 @@ FORMER = 64  # meshes whose values are kept
 SENT_S = 0.2  # for which points are gathered
 TAKE_S = 1.0  # for which a reader waits for points that are still being gathered,
 MOST_RANKS = 256  # of at most so many ranks
+LARGEST_STEP = 2.0**63  # what exports can write
 
 Listener = Callable[[list[MetricPoint]], None]
 
@@ -80,15 +81,17 @@ def log(*, step: float | None = None, **values: Any) -> None:
     """Reports values, such as `log(step=3, loss=loss)`, for `mesh.metrics` and the live curves. Does not block.
 
     Values are numbers, or tensors and arrays of one element. Without `step` each name has its own count. Raises
-    TypeError for other values. Outside actors it records nothing.
+    TypeError for other values, ValueError for a step that is not finite. Outside actors it records nothing.
     """
     numbers = {name: _number(name, value) for name, value in values.items()}
+    count = None if step is None else _number("step", step)
+    if count is not None and not abs(count) < LARGEST_STEP:  # nan is not, either
+        raise ValueError(f"log: step={step!r} is not the number of a step")
     context, runtime = current.get(), started()
     if runtime is None or context is None or context.actor_instance.cell is None:
         return
     instance = context.actor_instance
     now = round(time.time(), 3)
-    count = None if step is None else _number("step", step)
     collector = runtime.feature(METRICS)
     collector.note(
         [MetricPoint(instance.mesh, instance.base_rank, name, count, now, value) for name, value in numbers.items()]
@@ -98,7 +101,7 @@ def log(*, step: float | None = None, **values: Any) -> None:
 def _number(name: str, value: Any) -> float:
     try:
         return number_of(value)
-    except (TypeError, ValueError, RuntimeError):  # the last for a tensor of several elements
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last for a tensor of several elements
         raise TypeError(f"log: {name}={value!r} is not a number") from None
 
 

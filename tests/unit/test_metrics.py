@@ -1,13 +1,16 @@
 """Values that actors report, as curves and as a table."""
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from monarch_nb.mesh.mesh_events import OwnerChanged
 from monarch_nb.shape import Extent
 from monarch_nb.telemetry import Metrics
-from monarch_nb.telemetry.points import FORMER, MOST_VALUES, Points, Series
+from monarch_nb.telemetry.points import FORMER, MOST_VALUES, Points, Series, log
 from monarch_nb.telemetry.verbs import MetricPoint, MetricPoints
 
 
@@ -146,3 +149,9 @@ def test_metrics_are_stored_at_home_and_forwarded_in_between() -> None:
     between.take(MetricPoints(report(3.0, step=1.0)), None)
     assert [(dst, points[0].value) for dst, points in between.sent] == [("h/home", 3.0)]
     assert between.points.of("a1") == {}
+
+
+@pytest.mark.parametrize("step", [math.nan, -math.inf, 1e30])
+def test_a_step_that_no_export_could_write_is_refused(step: float) -> None:
+    with pytest.raises(ValueError, match=r"log: step=\S+ is not the number of a step"):
+        log(step=step, loss=math.nan)
