@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from monarch_nb.mesh import ValueMesh
-    from monarch_nb.tensor.checkpoints import Checkpoints
+    from monarch_nb.tensor.checkpoints import CheckpointError, Checkpoints
     from monarch_nb.tensor.checkpoints.checkpoints import load, load_safetensors, save
     from monarch_nb.tensor.errors import (
         CompileError,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Borrow",
+    "CheckpointError",
     "Checkpoints",
     "CompileError",
     "CompileWarning",
@@ -108,7 +109,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "checkpoints.checkpoints": ("Checkpoints", "load", "load_safetensors", "save"),
+    "checkpoints.checkpoints": ("CheckpointError", "Checkpoints", "load", "load_safetensors", "save"),
     "errors": (
         "CompileError",
         "CompileWarning",
@@ -217,8 +218,9 @@ def checkpoint(
 
     `saves.step(n)` after each step saves each `every`-th; `saves.save(n)` saves at once; `saves.restore()` restores the
     latest, also on a mesh of another shape, and returns its step. `folder` is on the workers' disks: with several
-    hosts, a shared one. The `keep` latest stay. Does not block, and neither does a save. Raises ValueError if no
-    part of it is sharded.
+    hosts, a shared one. It is for one run: the latest is that of the highest step, also of a former run, and the `keep`
+    latest stay. Does not block, and neither does a save. Raises ValueError if no part of it is sharded; `wait()` and
+    `restore()` of the result raise CheckpointError.
 
     With `folder=None`, the latest is a copy in the memory of the processes: a heal restores it where each part of it is
     also on a living rank. A save then waits for the step.

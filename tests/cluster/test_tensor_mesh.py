@@ -1,6 +1,7 @@
 """Sharded tensors on two real processes: operations as on local tensors, and errors of those that cannot be."""
 
 import copy
+import fcntl
 import gc
 import os
 import random
@@ -17,8 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import monarch_nb
 from monarch_nb.actor import ProcMesh
-from monarch_nb.distributed import Mesh, MeshTensor, TensorError, load_safetensors, verify
-from monarch_nb.tensor.checkpoints import CheckpointError
+from monarch_nb.distributed import CheckpointError, Mesh, MeshTensor, TensorError, load_safetensors, verify
 from monarch_nb.tensor.commands import RunFunction
 from tests.cluster.actor_tools import spawned
 from tests.polling import until
@@ -213,6 +213,23 @@ def test_a_save_that_fails_names_its_rank_and_leaves_nothing(mesh: Mesh, tmp_pat
     (tmp_path / "step-00000001" / "controller.pickle").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=r"of step 1 in \S+ cannot be read"):
         saves.restore()
+
+
+def test_a_save_removes_what_interrupted_saves_left_and_no_others(mesh: Mesh, tmp_path: Path) -> None:
+    saves = monarch_nb.checkpoint({"t": rows(mesh, torch.ones(4))}, folder=str(tmp_path))
+    others = [tmp_path / f".step-00000007.{mark}.part" for mark in ("one", "two")]
+    for other in others:
+        other.mkdir()
+        (other / ".saving").touch()
+    with open(others[0] / ".saving", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        saves.save(1)
+        saves.wait()
+        assert [other.exists() for other in others] == [True, False]
+    saves.save(2)
+    saves.wait()
+    assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]
+    assert not (tmp_path / "step-00000002" / ".saving").exists()
 
 
 def test_saves_that_nobody_could_restore_are_refused(mesh: Mesh, tmp_path: Path) -> None:

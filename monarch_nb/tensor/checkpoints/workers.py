@@ -1,12 +1,13 @@
 """Worker side of checkpoints and state dicts: writes and reads shards with torch.distributed.checkpoint."""
 
+import fcntl
 import os
 import re
 import secrets
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ _groups: dict[str, tuple[int, dist.ProcessGroup]] = {}  # by mesh: generation an
 REST = "controller.pickle"  # the state without sharded tensors
 _COMPLETE = re.compile(r"step-(\d+)")
 _ATTEMPT = re.compile(r"\.step-\d+\.\w+\.part")
+_SAVING = ".saving"  # a file in an attempt, locked while the first rank's process saves
 T = TypeVar("T")
 State = dict[str, Any]  # nested: tensors and anything else, by name
 
@@ -62,9 +64,10 @@ class Save:
 
     def _run(self) -> None:
         try:
-            write_shards(self._state, checkpoint_id=self._path, process_group=self._group)
-            if self._is_first:  # the save ends after all ranks have written
-                finish(self._path, self._step, self._rest, self._keep)
+            with _in_progress(self._path) if self._is_first else nullcontext():
+                write_shards(self._state, checkpoint_id=self._path, process_group=self._group)
+                if self._is_first:  # the save ends after all ranks have written
+                    finish(self._path, self._step, self._rest, self._keep)
         except BaseException as error:
             own: BaseException | None = error
             if isinstance(error, CheckpointException):  # of any ranks; each reports its own
@@ -192,13 +195,39 @@ def finish(written: Path, step: int, rest: bytes, keep: int) -> None:
     if final.exists():  # saved before at the same step
         _withdraw(final)
     os.replace(written, final)
+    (final / _SAVING).unlink(missing_ok=True)
     _sync(folder)
     steps = [number for number in complete(str(folder)) if number != step]
     for old in steps[: max(0, len(steps) + 1 - keep)]:
         _withdraw(path_of(str(folder), old))
     for name in os.listdir(folder):
-        if _ATTEMPT.fullmatch(name):  # left by an interrupted save, since saves run one after the other
+        if _ATTEMPT.fullmatch(name) and not _is_in_progress(folder / name):  # left by an interrupted save
             shutil.rmtree(folder / name, ignore_errors=True)
+
+
+@contextmanager
+def _in_progress(written: Path) -> Iterator[None]:
+    """Marks a checkpoint as one that this process writes, for other programs that save into the folder."""
+    written.mkdir(parents=True, exist_ok=True)
+    with open(written / _SAVING, "wb") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # processes that were forked meanwhile have it open, too
+
+
+def _is_in_progress(attempt: Path) -> bool:
+    try:
+        with open(attempt / _SAVING, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _withdraw(checkpoint: Path) -> None:
