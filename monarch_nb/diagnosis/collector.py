@@ -16,7 +16,7 @@ import msgspec
 
 from monarch_nb.diagnosis.findings import UNRECORDED, CallAbortedError, Diagnosis, Finding, by_certainty
 from monarch_nb.diagnosis.judge import LONG_S, STOPPED, Procs, UnansweredCall, is_in_unrecorded, judge
-from monarch_nb.diagnosis.verbs import INSPECT, Evidence, Inspect
+from monarch_nb.diagnosis.verbs import INSPECT, AwaitedCall, Evidence, Inspect
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.host.protocol import AskSamples, ProcSample
 from monarch_nb.lifecycle.interrupts import interrupted
@@ -61,11 +61,12 @@ def diagnose(
 ) -> Diagnosis:
     """Finds out which ranks hold others up, and why.
 
-    Looks twice at every process of a mesh, or without one of all meshes with calls under way: the endpoints that run,
-    their stacks, and the newest collective of each process group of torch.distributed (from PyTorch's flight recorder,
-    which older releases do not have for gloo). Changes and interrupts nothing. Blocks for half a second, or up
-    to `timeout` seconds where ranks do not answer. Raises TypeError for a value that is not a mesh, ValueError for a
-    `timeout` that is not positive.
+    Looks twice at every process of a mesh, or without one of all meshes with calls under way, then at meshes for whose
+    actors these wait: the endpoints that run, their stacks, and the newest collective of each process group of
+    torch.distributed (from PyTorch's flight recorder, which older releases do not have for gloo). Changes and
+    interrupts nothing. Blocks for half a second, once more for each mesh behind another, or up to twice `timeout`
+    seconds where ranks do not answer. Raises TypeError for a value that is not a mesh, ValueError for a `timeout` that
+    is not positive.
     """
     return merged([diagnosis for _, diagnosis in _diagnosed(mesh, timeout)])
 
@@ -118,17 +119,23 @@ def _diagnosed(
 
 def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
     """Merges the diagnoses of several meshes into one."""
-    findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
-    inspected = "; ".join(diagnosis.inspected for diagnosis in diagnoses)
+    findings = dict.fromkeys(finding for diagnosis in diagnoses for finding in diagnosis.findings)
+    inspected = "; ".join(dict.fromkeys(diagnosis.inspected for diagnosis in diagnoses))
     return Diagnosis(by_certainty(findings), inspected or "there are no meshes")
 
 
 def diagnosing(
-    runtime: Runtime, procs: ProcState, timeout: float = DEFAULT_TIMEOUT_S, patience: float = LONG_S
+    runtime: Runtime,
+    procs: ProcState,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    patience: float = LONG_S,
+    awaited: Sequence[AwaitedCall] = (),
+    path: tuple[ProcState, ...] = (),
 ) -> Future[Diagnosis]:
-    """Diagnoses one mesh of processes without blocking.
+    """Diagnoses one mesh of processes without blocking, and those for whose actors its actors wait.
 
-    A rank that may well be working is reported only after others have waited for `patience` seconds.
+    A rank that may well be working is reported only after others have waited for `patience` seconds. Actors on the
+    meshes of `path` have led here, and wait for the calls `awaited`.
     """
     diagnosis: Future[Diagnosis] = pending_future(describe=lambda: "looking for ranks that hold others up")
 
@@ -139,12 +146,22 @@ def diagnosing(
         try:
             evidence = _evidence(runtime, procs, before, after, first, second)
             calls = [call for call in evidence.calls if call.missing == missing.get(call.call)]  # no new answers
-            findings = judge(replace(evidence, calls=calls, patience=patience))
-            for call in _calls_of(runtime, procs):
-                call.finding = "; ".join(finding.line for finding in findings[:MOST_NOTED])
-            resolve_future(diagnosis, Diagnosis(by_certainty(findings), _inspected(procs, after)))
+            findings = judge(replace(evidence, calls=calls, awaited=awaited, patience=patience))
+            own, way = Diagnosis(by_certainty(findings), _inspected(procs, after)), (*path, procs)
+            further = [
+                diagnosing(runtime, other, timeout / 2, patience, waits, way)
+                for other, waits in _awaited_elsewhere(runtime, after)
+                if other not in way
+            ]
+            when_done(settle(further, lambda: ""), lambda _: conclude(own, further))
         except Exception as error:
             fail_future(diagnosis, error)
+
+    def conclude(own: Diagnosis, further: Sequence[Future[Diagnosis]]) -> None:
+        overall = merged([own, *(future.get(0) for future in further if future.exception(0) is None)])
+        for call in _calls_of(runtime, procs):
+            call.finding = "; ".join(finding.line for finding in overall.findings[:MOST_NOTED])
+        resolve_future(diagnosis, overall)
 
     def look_again(before: dict[int, Evidence]) -> None:
         within = min(SECOND_LOOK_S, timeout / 4)
@@ -157,6 +174,16 @@ def diagnosing(
 
     _ask(runtime, procs, timeout / 2, look_again)
     return diagnosis
+
+
+def _awaited_elsewhere(runtime: Runtime, by_rank: dict[int, Evidence]) -> Iterable[tuple[ProcState, list[AwaitedCall]]]:
+    """Returns the meshes of processes for whose actors endpoints wait, as far as they are known here."""
+    waits: dict[str, list[AwaitedCall]] = {}
+    for wait in (wait for evidence in by_rank.values() for run in evidence.running for wait in run.waits):
+        state = runtime.meshes.get(wait.mesh)
+        if isinstance(state, ActorState) and state.stopped is None:
+            waits.setdefault(state.procs.uid, []).append(wait)
+    return [(procs, waits[procs.uid]) for procs in _procs_known(runtime) if procs.uid in waits]
 
 
 class _Samples:
@@ -206,9 +233,7 @@ def meshes_of(runtime: Runtime, mesh: object) -> list[ProcState]:
     """
     if mesh is not None:
         return [_procs_of(mesh)]
-    procs = [
-        state for state in tuple(runtime.meshes.values()) if isinstance(state, ProcState) and state.stopped is None
-    ]
+    procs = _procs_known(runtime)
     called = {call.mesh for call in tuple(runtime.calls.values())}
     busy = [
         state
@@ -216,6 +241,10 @@ def meshes_of(runtime: Runtime, mesh: object) -> list[ProcState]:
         if state.uid in called or any(actors.uid in called for actors in _actors_on(runtime, state))
     ]
     return busy or procs
+
+
+def _procs_known(runtime: Runtime) -> list[ProcState]:
+    return [state for state in tuple(runtime.meshes.values()) if isinstance(state, ProcState) and state.stopped is None]
 
 
 def answers_of(

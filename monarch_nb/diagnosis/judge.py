@@ -14,7 +14,7 @@ from typing import NamedTuple
 from monarch_nb.code.modules import line_name
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.findings import Finding, Kind, by_certainty
-from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, NewestCollective, StackLine
+from monarch_nb.diagnosis.verbs import AwaitedCall, EndpointRun, Evidence, NewestCollective, StackLine
 
 COMPUTES_S = 0.002  # processor time between two looks: a thread that waits uses less, even if it polls now and then
 HELPS_S = 0.02  # the same, of other threads and processes that a rank waits for
@@ -52,6 +52,7 @@ class Procs:
     before: Mapping[int, Evidence]
     after: Mapping[int, Evidence]
     calls: Sequence[UnansweredCall] = ()
+    awaited: Sequence[AwaitedCall] = ()  # by actors of other meshes
     patience: float = LONG_S  # for which others have waited before a rank that may well be working is reported
     where: Callable[[Iterable[int]], str] = field(default=lambda ranks: f"ranks {sorted(ranks)}")
 
@@ -457,13 +458,12 @@ def _ends_of_chains(procs: Procs) -> Iterator[tuple[int, str]]:
     """Yields ranks whose answers other actors await, and that await none themselves, with the title of the call."""
     runs = {(run.mesh, run.rank): (base, run) for base, evidence in procs.after.items() for run in evidence.running}
     ends = set()
-    for _, run in runs.values():
-        for wait in run.waits:
-            for rank in wait.ranks:
-                base, target = runs.get((wait.mesh, rank), (-1, None))
-                if target is not None and not target.waits and base not in ends and target.seconds >= procs.patience:
-                    ends.add(base)
-                    yield base, wait.title
+    for wait in (*procs.awaited, *(wait for _, run in runs.values() for wait in run.waits)):
+        for rank in wait.ranks:
+            base, target = runs.get((wait.mesh, rank), (-1, None))
+            if target is not None and not target.waits and base not in ends and target.seconds >= procs.patience:
+                ends.add(base)
+                yield base, wait.title
 
 
 # -- what a rank does --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import monarch_nb
 from monarch_nb.actor import Actor, ActorError, endpoint, this_host
 from monarch_nb.diagnosis import CallAbortedError, Diagnosis, Finding, abort, collector
-from tests.cluster.actor_tools import SECONDS, joined, line_of
+from tests.cluster.actor_tools import SECONDS, joined, line_of, spawned
 from tests.polling import until
 
 pytestmark = [
@@ -50,6 +50,20 @@ class Trainer(Actor):
             if way == "raises":
                 raise ValueError("no such batch")
         dist.all_reduce(torch.ones(4))
+
+
+class Reader(Actor):
+    """Reads a pipe, by itself or through another actor."""
+
+    def __init__(self, other: Any = None) -> None:
+        self.other = other
+
+    @endpoint
+    def read(self, pipe: str) -> None:
+        if self.other is not None:
+            self.other.read.call(pipe).get()
+        else:
+            Path(pipe).read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +197,20 @@ def test_a_rank_whose_call_has_ended_is_missing_from_the_collective(trainers: An
     with pytest.raises(ActorError, match="no such batch") as caught:
         call.get(SECONDS)
     assert "Before that, gpus=1 has not begun all_reduce no. " in caught.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("which", ["all", "first"])
+def test_an_actor_of_another_mesh_is_named_as_the_end_of_waits(tmp_path: Path, which: str) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with contextmanager(spawned)(1, "last") as last, contextmanager(spawned)(1, "first") as first:
+        waiter: Any = first.spawn("waiter", Reader, last.spawn("reader", Reader))
+        call = waiter.read.call(str(pipe))
+        finding = finding_of(None if which == "all" else first, "waiting_on")
+        pipe.write_bytes(b"")
+        call.get(SECONDS)
+    assert (finding.mesh, finding.ranks) == ("last", (0,))
+    assert "has not answered reader.read(), for which others wait; it sits in" in finding.text
 
 
 def test_values_that_are_no_mesh_are_refused() -> None:
