@@ -15,7 +15,7 @@ from monarch_nb.mesh.sending import encode_arguments, send_region
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import EXEC, Future, MeshState, PendingCall, current, current_runtime, proc_state_of
 from monarch_nb.shape import NDSlice, Region, places_of
-from monarch_nb.wire import text_of
+from monarch_nb.wire import first_line, text_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -68,7 +68,7 @@ def values_or_errors(futures: Mapping[int, Future[ValueMesh[T]]], seconds: float
 def reason_of(error: Exception) -> str:
     """Returns the first line of a rank's error, or a note that the rank has no PyTorch."""
     text = text_of(error)
-    return WITHOUT_TORCH if "No module named 'torch'" in text else text.partition("\n")[0]
+    return WITHOUT_TORCH if "No module named 'torch'" in text else first_line(text)
 
 
 class RankWatch(Generic[R]):

@@ -17,7 +17,7 @@ from monarch_nb.profiling.service import PROFILING
 from monarch_nb.profiling.verbs import Began, Begin, StopSampling
 from monarch_nb.runtime import Future, MeshState, Runtime, current_runtime, when_done
 from monarch_nb.shape import MeshTrait
-from monarch_nb.wire import kind_of, text_of
+from monarch_nb.wire import first_line, kind_of, text_of
 
 END_S = 60.0  # for the ranks to write their traces and send them
 _CALL = "__import__('monarch_nb.profiling.sampler', fromlist=['begin_trace']).{call}"
@@ -139,7 +139,7 @@ def _results(futures: "dict[int, Future[ValueMesh[bytes]]]", seconds: float | No
         if isinstance(value, TimeoutError):
             results[rank] = b"", f"it was still busy after {seconds:g} s"
         elif isinstance(value, Exception):
-            results[rank] = b"", text_of(value).partition("\n")[0]
+            results[rank] = b"", first_line(text_of(value))
         else:
             results[rank] = value, ""
     return results

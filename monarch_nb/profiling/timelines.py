@@ -30,7 +30,7 @@ from monarch_nb.shape import MeshTrait, places_of
 from monarch_nb.store import store_of
 from monarch_nb.store.events import Event, MeshFailed, RankStateChanged, SessionClosed, SessionOpened
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import counted
+from monarch_nb.wire import counted, first_line
 
 _FOLLOWED = (MeshFailed, SessionClosed, SessionOpened, RankStateChanged)
 _TURNS = {"failed": "lost", "healing": "healing", "alive": "", "stopped": ""}
@@ -128,7 +128,7 @@ class Timeline:
     def _note(self, silent: dict[int, str], remark: str) -> None:
         reasons: dict[str, list[int]] = {}
         for rank, reason in silent.items():
-            reasons.setdefault(reason.partition("\n")[0], []).append(rank)
+            reasons.setdefault(first_line(reason), []).append(rank)
         self.notes += [f"{self.name} {self.where(ranks)}: {reason}; {remark}" for reason, ranks in reasons.items()]
 
     def __enter__(self) -> Self:

@@ -146,6 +146,12 @@ def error_line(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
+def first_line(text: str) -> str:
+    """Returns the first line of a text, with the next if it only introduces that: `… have failed: its process …`."""
+    first, _, rest = text.partition("\n")
+    return " ".join([first, *rest.strip().splitlines()[:1]]) if first.endswith(":") else first
+
+
 def number_of(value: Any) -> float:
     """Returns `float(value)`; for a tensor or array of one element without the warnings of float()."""
     if hasattr(value, "detach"):  # it may require a gradient

@@ -7,8 +7,9 @@ import pytest
 
 from monarch_nb.debug import records, verbs
 from monarch_nb.debug.session.values import value_of
+from monarch_nb.mesh.cells import reason_of
 from monarch_nb.mesh.value import describe
-from monarch_nb.supervision import Cause, MeshFailure
+from monarch_nb.supervision import Cause, MeshFailure, SupervisionError
 from monarch_nb.wire import (
     ActorError,
     PickleFailure,
@@ -16,6 +17,7 @@ from monarch_nb.wire import (
     encode_exception,
     error_line,
     explain_unpicklable,
+    first_line,
     format_exception,
     harmless,
     pickle_failure,
@@ -170,6 +172,13 @@ def test_records_of_other_processes_hold_no_commands():
         encoded = msgspec.msgpack.encode(record, enc_hook=str)
         decoded = msgspec.msgpack.decode(encoded.replace(b"Q", b"\x1b"), type=type(record))
         assert "\x1b" not in str(decoded)
+
+
+def test_the_reason_of_a_dead_rank_is_what_its_first_line_introduces():
+    failure = MeshFailure(mesh_name="trainers", cause=Cause(kind="exit", signal=9), mesh_uid="m", places=(1,))
+    error = SupervisionError(endpoint="trainers[cell]()", failure=failure)
+    assert reason_of(error).endswith("have failed: the process this actor was running on failed: Killed(sig=9)")
+    assert [first_line(text) for text in ("a\nb", "a:\n  b\nc", "a:", "")] == ["a", "a: b", "a:", ""]
 
 
 def test_values_that_resist_inspection_are_shown_anyway():
