@@ -26,6 +26,7 @@ from monarch_nb.mesh.handle import operations
 from monarch_nb.mesh.requests import ask_ranks, request, settle
 from monarch_nb.runtime import (
     ActorState,
+    EndpointProperty,
     Future,
     MeshState,
     PendingCall,
@@ -304,7 +305,14 @@ def _evidence(
     for state in actors:  # a breakpoint stops an actor, not its process
         states.update({rank: kind for rank, kind in _states(state)[0].items() if kind == "paused"})
     calls = [
-        UnansweredCall(call.call, call.title, frozenset(call.missing_ranks()), call.size, time.monotonic() - call.began)
+        UnansweredCall(
+            call.call,
+            call.title,
+            frozenset(call.missing_ranks()),
+            call.size,
+            time.monotonic() - call.began,
+            _is_explicit(runtime, call),
+        )
         for call in _calls_of(runtime, procs)
     ]
     for rank in states.keys() - after.keys():
@@ -324,6 +332,12 @@ def _evidence(
         return places_of(procs.region, ranks) or "it"
 
     return Procs(procs.name, states, details, before, after, calls, where=label)
+
+
+def _is_explicit(runtime: Runtime, call: PendingCall[object]) -> bool:
+    cls = getattr(runtime.meshes.get(call.mesh), "cls", None)
+    declared = getattr(cls, call.title.rpartition(".")[2], None)
+    return isinstance(declared, EndpointProperty) and declared.explicit_response_port
 
 
 def _sleeps(runtime: Runtime, address: str, rank: int, first: _Samples, second: _Samples) -> bool:

@@ -40,6 +40,7 @@ class UnansweredCall:
     missing: frozenset[int]  # base ranks
     size: int
     seconds: float = 0.0  # since it was sent; 0 where that is not known
+    is_explicit: bool = False  # answered by what its endpoint sends to a response port, perhaps after its end
 
 
 @dataclass(frozen=True)
@@ -425,7 +426,14 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
     culprits = set[int]()
     for call in procs.calls:
         rest = sorted(call.missing)
-        if not rest or explained & call.missing or len(rest) == call.size:
+        if call.is_explicit and call.seconds >= procs.patience:
+            owing = [rank for rank in rest if rank in procs.after and not _holding(procs, rank, call.call)]
+            if owing:
+                rest = [rank for rank in rest if rank not in owing]
+                late = f"{_verb(owing, 'has')} not answered {call.title}() for {_seconds(call.seconds)}"
+                text = f"{procs.where(owing)} {late}: the endpoint has ended, and sent nothing to its response port"
+                yield Finding("waiting_on", procs.name, tuple(owing), text, sure=False)
+        if not rest or explained & call.missing or len(call.missing) == call.size:
             continue  # explained, or all ranks are missing
         alike: dict[tuple[str, str, bool, str], list[int]] = {}
         seconds = 0.0

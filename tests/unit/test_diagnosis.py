@@ -1,6 +1,7 @@
 """The verdict of a diagnosis, from evidence alone."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -171,6 +172,15 @@ def test_the_end_of_a_chain_of_calls_is_suspected() -> None:
     (finding,) = judge(procs(after, calls=(UnansweredCall("c1", "trainers.step", frozenset({0}), 1),)))
     assert (finding.kind, finding.ranks, finding.sure) == ("waiting_on", (1,), False)
     assert finding.text.startswith("ranks [1] has not answered feeds.get(), for which others wait; it sits in")
+
+
+def test_an_endpoint_that_ended_without_an_answer_to_its_port_is_found() -> None:
+    after = {number: rank(number, groups=()) for number in range(3)}
+    call = UnansweredCall("c1", "trainers.step", frozenset({1, 2}), 2, seconds=7.0)
+    assert judge(procs(after, calls=(call,))) == ()
+    (finding,) = judge(procs({**after, 2: rank(2, running())}, calls=(replace(call, is_explicit=True),)))
+    assert (finding.kind, finding.ranks, finding.sure) == ("waiting_on", (1,), False)
+    assert finding.text.startswith("ranks [1] has not answered trainers.step() for 7.0 s: the endpoint has ended")
 
 
 def test_a_rank_whose_call_has_ended_is_missing() -> None:
