@@ -202,11 +202,10 @@ class ProcessRecording:
         now = time.monotonic()
         spans = []
         for (uid, base), cell in tuple(self._runtime.cells.items()):
-            running = cell.running
-            if running is None or running is cell.recorded or now - running[2] <= RUNNING_S:
-                continue
-            if not mesh or (uid, base) == (mesh, rank):
-                spans.append(RecordedSpan("call", name_of(running[1]), running[2] + self._ahead, 0.0, running[0]))
+            for running in cell.running_now().values() if not mesh or (uid, base) == (mesh, rank) else ():
+                call, endpoint, since = running
+                if running is not cell.recorded and now - since > RUNNING_S:
+                    spans.append(RecordedSpan("call", name_of(endpoint), since + self._ahead, 0.0, call))
         return tuple(spans)
 
 

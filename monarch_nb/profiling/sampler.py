@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch_nb.profiling.verbs import Samples, StackFrame, Weight
 from monarch_nb.runtime import ActorCell
-from monarch_nb.runtime.actors.executors import suspended_frames
+from monarch_nb.runtime.actors.executors import runs_of, suspended_frames
 from monarch_nb.wire import ENGINE, is_users_file
 
 Step = tuple[int, int]  # number of a frame's code, and its current instruction
@@ -71,8 +71,8 @@ class Stacks:
 
     def _of_actor(self, cell: ActorCell, frame: types.FrameType | None) -> Stack:
         stack = self._user_part(self._walk(frame))
-        if not stack and cell.running is not None:
-            stack = self._user_part([self._step(frame) for frame in suspended_frames(cell.task)])
+        if not stack and (runs := runs_of(cell)):  # of several the one that has run longest
+            stack = self._user_part([self._step(frame) for frame in suspended_frames(runs[-1].task)])
         return tuple(stack)
 
     def _walk(self, frame: types.FrameType | None) -> list[Step]:

@@ -7,13 +7,13 @@ import resource
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from types import FrameType
 
 from monarch_nb.gpu import load
 from monarch_nb.host.linux import memory_resident, memory_used
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, ActorCell, ByteCounts, Runtime
+from monarch_nb.runtime.actors.executors import ActorRun, frames_of, runs_of
 from monarch_nb.store.verbs import (
     ACTIVITY,
     STACK,
@@ -36,6 +36,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _FEW_PAGES = (1 << 20) // _PAGE
 _MEMORY_OLD_S = 60.0
 COUNTS_S = 1.0  # between messages with counts alone
+MOST_RUNS = 20  # of an actor whose stacks are shown
 
 logger = logging.getLogger(__name__)
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -234,23 +235,22 @@ def attach(runtime: Runtime) -> Reporter:
 
 
 def _stack_text(cell: ActorCell) -> str:
-    """Returns the frames of an actor, outermost first, without the library's own."""
-    running = cell.running
+    """Returns the frames of an actor, outermost first, without the library's own; the longest of several runs first."""
     name = f"{cell.spec.name} ({cell.spec.class_name.rpartition('.')[2]})"
-    if running is None:
-        return f"{name}: waits for messages"
-    lines = [f"{name}: {_endpoint_name(running[1].lstrip('@!'))}, for {time.monotonic() - running[2]:.1f} s"]
-    task = cell.task
-    if task is not None and not task.done():
-        frames: list[tuple[FrameType, int]] = [(frame, frame.f_lineno) for frame in task.get_stack()]
-    else:
-        top = sys._current_frames().get(cell.executor.thread.ident or 0)
-        frames = [] if top is None else list(traceback.walk_stack(top))[::-1]
-    shown = [(frame, line) for frame, line in frames if not frame.f_code.co_filename.startswith(_PACKAGE)]
-    while shown and shown[0][0].f_code.co_filename == threading.__file__:
+    runs, top = runs_of(cell)[::-1], sys._current_frames().get(cell.executor.thread.ident or 0)
+    texts = [_run_text(name, run, top) for run in runs[:MOST_RUNS]] or [f"{name}: waits for messages"]
+    more = [f"{name}: runs {len(runs) - MOST_RUNS:,} more"] if len(runs) > MOST_RUNS else []
+    return "\n".join([*texts, *more])
+
+
+def _run_text(name: str, run: ActorRun, top: FrameType | None) -> str:
+    lines = [f"{name}: {_endpoint_name(run.endpoint.lstrip('@!'))}, for {time.monotonic() - run.since:.1f} s"]
+    frames = [*frames_of(run, top)][::-1]
+    shown = [frame for frame in frames if not frame.f_code.co_filename.startswith(_PACKAGE)]
+    while shown and shown[0].f_code.co_filename == threading.__file__:
         shown.pop(0)
-    for frame, line in shown:
-        code = frame.f_code
+    for frame in shown:
+        code, line = frame.f_code, frame.f_lineno
         lines.append(f'  File "{code.co_filename}", line {line}, in {code.co_qualname}')
         text = linecache.getline(code.co_filename, line, frame.f_globals).strip()
         if text:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import monarch_nb as monarch
-from monarch_nb.actor import Actor, SupervisionError, current_rank, endpoint, run_on
+from monarch_nb.actor import Actor, SupervisionError, concurrent_endpoint, current_rank, endpoint, run_on
 from monarch_nb.profiling import Profile
 from monarch_nb.profiling.service import PROFILING
 from monarch_nb.runtime import current_runtime
@@ -70,6 +70,8 @@ class Waiter(Actor):
         import asyncio
 
         await asyncio.sleep(seconds)
+
+    concurrent = concurrent_endpoint(wait.method)
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +138,13 @@ def test_c_calls_that_hold_the_gil_count_for_their_whole_time(trainers: Any) -> 
     assert shares_of(profile, 0)["Trainer.hold"] * profile.ranks[0].seconds > 3.2
 
 
-def test_a_coroutine_that_waits_is_seen_where_it_waits(procs: Any) -> None:
+@pytest.mark.parametrize("name", ["wait", "concurrent"])
+def test_a_coroutine_that_waits_is_seen_where_it_waits(procs: Any, name: str) -> None:
     waiters = procs.spawn("waiters", Waiter)
     with monarch.profile(waiters) as profile:
-        waiters.wait.call(0.4).get(SECONDS)
+        longest = getattr(waiters, name).call(0.4)
+        getattr(waiters, name).call(0.0).get(SECONDS)
+        longest.get(SECONDS)
     shares = shares_of(profile, 0)
     assert shares["Waiter.wait"] > 0.5
     assert shares["sleep"] == pytest.approx(shares["Waiter.wait"])

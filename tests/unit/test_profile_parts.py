@@ -290,7 +290,8 @@ class Idle:
         self.thread.start()
         self.executor = self
         self.spec = SimpleNamespace(name="idle")
-        self.running = None
+        self.running = self.constructing = None
+        self.async_runs: dict[str, Any] = {}
 
 
 def test_frames_are_named_by_function_and_line_and_threads_by_name() -> None:

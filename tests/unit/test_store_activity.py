@@ -1,9 +1,12 @@
 """What a process reports of its actors: only what has changed, and no flicker of calls shorter than the sampling."""
 
+import asyncio
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 from monarch_nb.runtime import EXEC
-from monarch_nb.store.activity import ActorSample
+from monarch_nb.store.activity import ActorSample, _stack_text
 
 
 class Cell:
@@ -76,3 +79,24 @@ def test_a_cell_and_a_reload_go_under_names_that_people_know() -> None:
     running = sample.take(cell, 10.3)
     assert running is not None
     assert running.endpoint == "cell"
+
+
+def test_the_stacks_of_all_concurrent_endpoints_are_shown() -> None:
+    async def napping() -> None:
+        await asyncio.sleep(20)
+
+    async def text_of_naps() -> str:
+        naps = [asyncio.create_task(napping()) for _ in range(2)]
+        await asyncio.sleep(0)
+        runs = {str(number): (nap, (str(number), "nap", float(number))) for number, nap in enumerate(naps)}
+        thread = SimpleNamespace(thread=threading.current_thread())
+        spec = SimpleNamespace(name="naps", class_name="m.Napping")
+        cell: Any = SimpleNamespace(spec=spec, executor=thread, running=None, constructing=None, async_runs=runs)
+        try:
+            return _stack_text(cell)
+        finally:
+            for nap in naps:
+                nap.cancel()
+
+    text = asyncio.run(text_of_naps())
+    assert (text.count("naps (Napping): nap, for "), text.count("await asyncio.sleep(20)")) == (2, 2)

@@ -460,8 +460,8 @@ class ActorCell:
 
         self.executor.post_control(cancel)
 
-    def running_now(self) -> dict[str, object]:
-        """Returns the calls whose endpoints run, each with a mark that no other run of them has."""
+    def running_now(self) -> dict[str, _Run]:
+        """Returns the calls whose endpoints run, each with a tuple that no other run of them has."""
         runs = [run for _, run in tuple(self.async_runs.values())]
         return {run[0]: run for run in (*runs, self.running) if run is not None}
 
