@@ -28,6 +28,7 @@ from monarch_nb.runtime import (
     resolve_future,
     resolved_future,
 )
+from monarch_nb.wire import kind_of
 
 _INLINE = 128 << 10  # bytes; a smaller copy ends before another thread would begin it
 _INLINE_ON_DEVICE = 4 << 30  # bytes, between memory of one GPU: three milliseconds
@@ -234,6 +235,7 @@ class RDMAAction:
     def read_remote(self, dst: object, buf: RDMABuffer) -> Self:
         """Adds a read of all of a buffer into `dst`. Raises ValueError where that does not fit."""
         target = memory_of(dst, writable=True, what="dst")
+        _check_buffer(buf)
         if target.size < buf.size():
             raise ValueError(f"dst has {target.size:,} bytes, and must have at least the {buf.size():,} of the buffer")
         return self._add("read", Move(buf.handle, 0, target.part(0, buf.size())), fills=True)
@@ -241,6 +243,7 @@ class RDMAAction:
     def write_remote(self, buf: RDMABuffer, src: object) -> Self:
         """Adds a write of `src` into the beginning of a buffer. Raises ValueError, PermissionError as `write_from`."""
         source = memory_of(src, what="src")
+        _check_buffer(buf)
         if buf.readonly:
             raise PermissionError(f"{buf!r} is read-only")
         if source.size > buf.size():
@@ -282,6 +285,7 @@ class RDMAAction:
 
     def _add_atomic(self, buffer: RDMABuffer, dst: object, operand: int, expected: int | None) -> Self:
         target = memory_of(dst, writable=True, what="dst")
+        _check_buffer(buffer)
         if buffer.readonly:
             raise PermissionError(f"{buffer!r} is read-only")
         if buffer.size() < ATOMIC_SIZE or target.size < ATOMIC_SIZE:
@@ -311,6 +315,11 @@ class RDMAAction:
                 "one after the other"
             )
         (self._filled if fills else self._sources).add(memory)
+
+
+def _check_buffer(buffer: object) -> None:
+    if not isinstance(buffer, RDMABuffer):
+        raise TypeError(f"a step of an RDMAAction takes an RDMABuffer, not {kind_of(buffer)}")
 
 
 def _carry_out(mine: RdmaService, steps: "list[tuple[str, Move | _Step]]", limit: Limit) -> None:

@@ -191,6 +191,10 @@ def test_requests_that_do_not_fit_the_buffer_are_refused_at_once(holder: Any) ->
         buffer.read_into(bytearray(10), offset=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one byte"):
         RDMABuffer(bytearray())
+    wrong: Any = bytearray(10)
+    for add in (RDMAAction().read_into, RDMAAction().write_from, lambda *args: RDMAAction().fetch_add(*args, 1)):
+        with pytest.raises(TypeError, match="takes an RDMABuffer, not a bytearray"):
+            add(wrong, bytearray(10))
     target = bytearray(20)
     action = RDMAAction().read_remote(memoryview(target)[:12], buffer)
     with pytest.raises(ValueError, match="use the same local bytes"):
