@@ -130,13 +130,13 @@ def diagnosing(
     procs: ProcState,
     timeout: float = DEFAULT_TIMEOUT_S,
     patience: float = LONG_S,
-    awaited: Sequence[AwaitedCall] = (),
+    outer_waits: Sequence[AwaitedCall] = (),
     path: tuple[ProcState, ...] = (),
 ) -> Future[Diagnosis]:
     """Diagnoses one mesh of processes without blocking, and those for whose actors its actors wait.
 
     A rank that may well be working is reported only after others have waited for `patience` seconds. Actors on the
-    meshes of `path` have led here, and wait for the calls `awaited`.
+    meshes of `path` have led here, and wait for these calls, `outer_waits`.
     """
     diagnosis: Future[Diagnosis] = pending_future(describe=lambda: "looking for ranks that hold others up")
 
@@ -147,12 +147,12 @@ def diagnosing(
         try:
             evidence = _evidence(runtime, procs, before, after, first, second)
             calls = [call for call in evidence.calls if call.missing == missing.get(call.call)]  # no new answers
-            findings = judge(replace(evidence, calls=calls, awaited=awaited, patience=patience))
+            findings = judge(replace(evidence, calls=calls, outer_waits=outer_waits, patience=patience))
             own, way = Diagnosis(by_certainty(findings), _inspected(procs, after)), (*path, procs)
             further = [
-                diagnosing(runtime, other, timeout / 2, patience, waits, way)
-                for other, waits in _awaited_elsewhere(runtime, after)
-                if other not in way
+                diagnosing(runtime, target, timeout / 2, patience, waits, way)
+                for target, waits in _awaited_elsewhere(runtime, after)
+                if target not in way
             ]
             when_done(settle(further, lambda: ""), lambda _: conclude(own, further))
         except Exception as error:

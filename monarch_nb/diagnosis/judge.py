@@ -53,7 +53,7 @@ class Procs:
     before: Mapping[int, Evidence]
     after: Mapping[int, Evidence]
     calls: Sequence[UnansweredCall] = ()
-    awaited: Sequence[AwaitedCall] = ()  # by actors of other meshes
+    outer_waits: Sequence[AwaitedCall] = ()  # of actors of other meshes
     patience: float = LONG_S  # for which others have waited before a rank that may well be working is reported
     where: Callable[[Iterable[int]], str] = field(default=lambda ranks: f"ranks {sorted(ranks)}")
 
@@ -466,7 +466,7 @@ def _ends_of_chains(procs: Procs) -> Iterator[tuple[int, str]]:
     """Yields ranks whose answers other actors await, and that await none themselves, with the title of the call."""
     runs = {(run.mesh, run.rank): (base, run) for base, evidence in procs.after.items() for run in evidence.running}
     ends = set()
-    for wait in (*procs.awaited, *(wait for _, run in runs.values() for wait in run.waits)):
+    for wait in (*procs.outer_waits, *(wait for _, run in runs.values() for wait in run.waits)):
         for rank in wait.ranks:
             base, target = runs.get((wait.mesh, rank), (-1, None))
             if target is not None and not target.waits and base not in ends and target.seconds >= procs.patience:

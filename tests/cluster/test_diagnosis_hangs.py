@@ -200,7 +200,7 @@ def test_a_rank_whose_call_has_ended_is_missing_from_the_collective(trainers: An
 
 
 @pytest.mark.parametrize("which", ["all", "first"])
-def test_an_actor_of_another_mesh_is_named_as_the_end_of_waits(tmp_path: Path, which: str) -> None:
+def test_an_actor_of_another_mesh_is_the_end_of_waits(tmp_path: Path, which: str) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with contextmanager(spawned)(1, "last") as last, contextmanager(spawned)(1, "first") as first:

@@ -174,7 +174,7 @@ def test_the_end_of_a_chain_of_calls_is_suspected() -> None:
     assert finding.text.startswith("ranks [1] has not answered feeds.get(), for which others wait; it sits in")
 
 
-def test_an_endpoint_that_ended_without_an_answer_to_its_port_is_found() -> None:
+def test_an_endpoint_that_sends_nothing_to_its_port_is_found() -> None:
     after = {number: rank(number, groups=()) for number in range(3)}
     call = UnansweredCall("c1", "trainers.step", frozenset({1, 2}), 2, seconds=7.0)
     assert judge(procs(after, calls=(call,))) == ()

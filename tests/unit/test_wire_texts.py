@@ -174,7 +174,7 @@ def test_records_of_other_processes_hold_no_commands():
         assert "\x1b" not in str(decoded)
 
 
-def test_the_reason_of_a_dead_rank_is_what_its_first_line_introduces():
+def test_the_reason_of_a_dead_rank_follows_its_first_line():
     failure = MeshFailure(mesh_name="trainers", cause=Cause(kind="exit", signal=9), mesh_uid="m", places=(1,))
     error = SupervisionError(endpoint="trainers[cell]()", failure=failure)
     assert reason_of(error).endswith("have failed: the process this actor was running on failed: Killed(sig=9)")

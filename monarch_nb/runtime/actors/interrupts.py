@@ -286,7 +286,7 @@ class Interrupts:
         self._follow(outcome, cell, running, endpoint)
 
     def _follow(
-        self, outcome: _Interrupted, cell: "ActorCell", running: dict[str, object], endpoint: RunningEndpoint
+        self, outcome: _Interrupted, cell: "ActorCell", running: Mapping[str, object], endpoint: RunningEndpoint
     ) -> None:
         began, freed, free_at = time.monotonic(), False, FREES_AFTER
 
