@@ -171,6 +171,13 @@ def test_an_actor_itself_is_no_mesh(quad: ProcMesh) -> None:
     assert len(errors) == 3
     with pytest.raises(NotImplementedError):
         Counter().slice(gpus=0)
+    for name in ("extent", "sizes", "initialized", "stop"):
+        assert not hasattr(Counter(), name)
+        with pytest.raises(NotImplementedError, match=f"{name} belongs to the mesh"):
+            getattr(Counter(), name)
+    counter = Counter()
+    counter.sizes = {}  # type: ignore[misc]  # an attribute of its own, as any other
+    assert counter.sizes == {}
 
 
 def test_an_actor_logs_under_the_name_of_its_class() -> None:

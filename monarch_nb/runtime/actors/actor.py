@@ -23,8 +23,24 @@ def _default(method: "Callable[..., object]") -> "Callable[..., object]":
     return method
 
 
-def _no_mesh(name: str) -> NotImplementedError:
-    return NotImplementedError(f"{name}() belongs to the mesh that ProcMesh.spawn returned, not to the actor itself")
+class _NoMeshError(NotImplementedError, AttributeError):
+    """A member of meshes is asked of an actor itself. An AttributeError too, so that `hasattr` says False."""
+
+
+def _no_mesh(name: str) -> _NoMeshError:
+    return _NoMeshError(f"{name} belongs to the mesh that ProcMesh.spawn returned, not to the actor itself")
+
+
+class _MeshAttribute:
+    """An attribute of meshes: raises NotImplementedError on an actor that has no attribute of that name itself."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> "_MeshAttribute":
+        if instance is None:
+            return self
+        raise _no_mesh(self._name)
 
 
 class Actor:
@@ -63,23 +79,27 @@ class Actor:
 
     def slice(self, /, **dims: "Any") -> "Self":
         """On a mesh of such actors: returns some of them. On an actor itself: NotImplementedError."""
-        raise _no_mesh("slice")
+        raise _no_mesh("slice()")
 
     def split(self, /, **splits: "int | Sequence[str]") -> "Self":
         """On a mesh of such actors: splits a dimension into several. On an actor itself: NotImplementedError."""
-        raise _no_mesh("split")
+        raise _no_mesh("split()")
 
     def flatten(self, name: str) -> "Self":
         """On a mesh of such actors: joins all dimensions into one. On an actor itself: NotImplementedError."""
-        raise _no_mesh("flatten")
+        raise _no_mesh("flatten()")
 
     def rename(self, /, **names: str) -> "Self":
         """On a mesh of such actors: changes labels. On an actor itself: NotImplementedError."""
-        raise _no_mesh("rename")
+        raise _no_mesh("rename()")
 
     def size(self, dim: "str | Sequence[str] | None" = None) -> int:
         """On a mesh of such actors: returns their number. On an actor itself: NotImplementedError."""
-        raise _no_mesh("size")
+        raise _no_mesh("size()")
+
+    if not TYPE_CHECKING:  # `monarch_nb.mesh.declare` has their types
+        extent, sizes = _MeshAttribute(), _MeshAttribute()
+        initialized, stop = _MeshAttribute(), _MeshAttribute()
 
 
 Coro: TypeAlias = Coroutine[Any, Any, T]
@@ -103,7 +123,8 @@ class EndpointProperty(Generic[P, R]):
         with contextlib.suppress(AttributeError):  # a callable that is no function may have no room for it
             method._method = method  # type: ignore[attr-defined]  # tests of actors write `actor.step._method(actor)`
         self.propagator = self._propagator = propagator
-        self.explicit_response_port = self._explicit_response_port = explicit_response_port
+        self.explicit_response_port = explicit_response_port
+        self._explicit_response_port = explicit_response_port or concurrent  # as programs of torchmonarch read it
         self._instrument = instrument
         self._concurrent = concurrent
 
@@ -170,9 +191,10 @@ def concurrent_endpoint(
 
     def mark(function: Callable[..., object]) -> AnyEndpoint:
         if isinstance(function, EndpointProperty):
-            raise ValueError(f"{function._method.__name__}: use either @endpoint or @concurrent_endpoint, not both")
+            name = function._method.__name__
+            raise ValueError(f"concurrent_endpoint does not wrap @endpoint: {name} takes one of the two")
         if not inspect.iscoroutinefunction(function):
-            raise ValueError(f"concurrent_endpoint {function.__name__} must be an `async def`")
+            raise ValueError(f"concurrent_endpoint can only wrap async endpoints: {function.__name__} is none")
         return EndpointProperty(
             function,
             propagator=propagate,

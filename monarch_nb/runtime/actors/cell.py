@@ -245,7 +245,7 @@ class ActorCell:
             method = instrumented(method, header.method.lstrip("@!"))
         if self.watch is not None:
             method = self.watch(method)
-        if endpoint._explicit_response_port:
+        if endpoint.explicit_response_port:
             method = partial(method, ReplyPort(header))
         if not isinstance(args, tuple):
             return args.bound(method, replies=header.port != 0, is_async=self.spec.kind == "async"), (), {}
@@ -366,7 +366,7 @@ class ActorCell:
 
     def is_explicit(self, method: str) -> bool:
         """Returns whether an endpoint answers through an explicit response port, maybe later."""
-        return (endpoint := self.endpoints.get(method)) is not None and endpoint._explicit_response_port
+        return (endpoint := self.endpoints.get(method)) is not None and endpoint.explicit_response_port
 
     def _reply(self, header: Header, status: Status, frames: Sequence[OutFrame]) -> None:
         if not self.muted:
