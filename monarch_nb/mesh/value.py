@@ -99,7 +99,7 @@ class ValueMesh(MeshTrait, Generic[T]):
         `base` is the whole mesh that `shape` is a part of: values are shown with their places there.
         """
         mesh = cls._of_lazy(shape, map(Lazy, thunks))
-        mesh._base = base
+        mesh._base = None if base is None else _whole(base, mesh._region)
         return mesh
 
     def _fill(self, region: Region, values: Sequence[T | Lazy[T]]) -> None:
@@ -116,7 +116,7 @@ class ValueMesh(MeshTrait, Generic[T]):
     def _new_with_region(self, region: Region) -> Self:
         index = self._ndslice.index
         part = self._of_lazy(region, [self._values[index(rank)] for rank in region.ndslice])
-        part._base = self._base or self._region
+        part._base = _whole(self._base or self._region, region)
         return part
 
     def _locate(self, indices: Sequence[int]) -> str:
@@ -178,6 +178,20 @@ class ValueMesh(MeshTrait, Generic[T]):
 def places_in(values: ValueMesh[object], indices: Sequence[int]) -> str:
     """Returns the places of some values, as `gpus=2-3`, in the mesh that this is a part of."""
     return values._locate(indices)
+
+
+def _whole(base: Region, part: Region) -> Region | None:
+    """Returns `base` if `part` is a slice of it, so that places have the same names; None after a split or rename."""
+    dims = {label: (size, stride) for label, size, stride in _dimensions(base)}
+    for label, size, stride in _dimensions(part):
+        whole, step = dims.get(label, (0, 1))
+        if size > whole or stride % step:
+            return None
+    return base
+
+
+def _dimensions(region: Region) -> Iterator[tuple[str, int, int]]:
+    return zip(region.labels, region.ndslice.sizes, region.ndslice.strides, strict=True)
 
 
 def _region_of(shape: Shape | Region | Extent) -> Region:

@@ -198,6 +198,18 @@ def test_values_of_a_slice_are_shown_with_full_mesh_positions() -> None:
     assert [point for point, _ in part] == [Extent(["hosts", "gpus"], [2, 2]).point(rank) for rank in range(4)]
 
 
+def test_reshaped_values_are_shown_at_the_places_that_item_takes() -> None:
+    mesh = mesh_of("abcd", hosts=2, gpus=2)
+    assert (
+        repr(mesh.flatten("rank").slice(rank=slice(2, None))) == "ValueMesh({rank: 2}):\n  rank=2: 'c'\n  rank=3: 'd'"
+    )
+    assert repr(mesh.slice(hosts=1).rename(gpus="tp")) == "ValueMesh({tp: 2}):\n  tp=0: 'c'\n  tp=1: 'd'"
+    assert "gpus=0 hosts=1: 'b'" in repr(mesh.rename(hosts="gpus", gpus="hosts"))
+    base = Extent(["hosts", "gpus"], [2, 2]).region
+    answers = ValueMesh._of_thunks(base.flatten("rank"), [lambda: 1, lambda: 2, lambda: 2, lambda: 1], base)
+    assert repr(answers).splitlines()[1:] == ["  rank=0,3: 1", "  rank=1-2: 2"]
+
+
 def test_equal_values_are_shown_once_with_their_ranks() -> None:
     assert repr(mesh_of([None] * 8, gpus=8)) == "ValueMesh({gpus: 8}): None on all 8 ranks"
     assert repr(mesh_of([None, 1], gpus=2)).count("\n") == 2
