@@ -226,9 +226,8 @@ def _interrupted(mesh: ProcMesh, running: Future[ValueMesh[object]]) -> str:
     """Interrupts the ranks; returns a text that says whether they have ended."""
     interrupt(mesh)
     name = state_of(mesh).name
-    try:
-        running.exception(END_S)
-    except TimeoutError:
+    running.exception(END_S)
+    if not running.done():
         return f"the training on {name} was interrupted, and has not ended yet: heal_mesh({name}, kill=True) ends it"
     return f"the training on {name} was interrupted; its processes can be used again"
 

@@ -243,7 +243,8 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
             for part in (via_gateway, direct):  # hosts behind a gateway before the gateway
                 shutdowns = [remote.shutdown() for remote in part]
                 for answer in shutdowns:
-                    answer.exception(settings.mesh_terminate_timeout)
+                    if isinstance(error := answer.exception(settings.mesh_terminate_timeout), TimeoutError):
+                        raise error
             for remote in remotes:
                 runtime.node.forget(agent_of(remote.host), "its host was shut down")
             resolve_future(done, None)

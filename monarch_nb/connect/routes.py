@@ -1,6 +1,5 @@
 """Routes between hosts: messages to host agents about other hosts, and about lost ones."""
 
-import contextlib
 import ipaddress
 import logging
 import threading
@@ -197,8 +196,7 @@ class HostRoutes:
                 answers.pop(host).get(timeout)
         deadline = time.monotonic() + _PATIENCE_S
         for answer in answers.values():
-            with contextlib.suppress(TimeoutError):  # another host may be unreachable, which does not matter here
-                answer.exception(max(0.0, deadline - time.monotonic()))
+            answer.exception(max(0.0, deadline - time.monotonic()))  # another host may be unreachable: no matter here
 
     def announce_lost(self, host: str, reason: str, incarnation: int, loss: int) -> None:
         """Announces the loss of a host to all other agents, and through them to all processes.

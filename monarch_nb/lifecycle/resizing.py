@@ -1,6 +1,5 @@
 """Growing meshes of processes onto more hosts, and shrinking them, with the actors on them."""
 
-import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -61,7 +60,7 @@ class MeshResizer:
         """
         with self._locks[state.uid]:
             self._check(state, "grow")
-            self._await(self._ending.get(state.uid, resolved_future(None)))
+            self._ending.get(state.uid, resolved_future(None)).exception(settings.mesh_terminate_timeout)
             actors, former = _covering_actors(state), state.region
             growth = extents.growth(state, hosts)
             spawn_spec = state.spawn_spec
@@ -76,7 +75,7 @@ class MeshResizer:
                 stopped = held_back(self._take_back, state, actors, growth, former)
                 unchanged = f"{state.name} has not grown, and is as it was before"
                 if isinstance(error, HealError):
-                    self._await(stopped)
+                    stopped.exception(settings.mesh_terminate_timeout)
                     raise HealError(f"{unchanged}: {error}", error.failures) from error
                 if isinstance(error, TimeoutError):
                     raise TimeoutError(f"{unchanged}: what is new was not there within {timeout:g} s") from error
@@ -161,11 +160,6 @@ class MeshResizer:
         fresh = region_of_ranks(["rank"], [len(growth.fresh)], growth.fresh)
         self._ending[state.uid] = stopped = self._stopper.stop(state, f"{state.name} has not grown", fresh)
         return stopped
-
-    @staticmethod
-    def _await(stopped: Future[None]) -> None:
-        with contextlib.suppress(TimeoutError):
-            stopped.exception(settings.mesh_terminate_timeout)
 
     def _renew_world(self, state: ProcState, leaving: Sequence[int]) -> None:
         choose_master(state)

@@ -1,6 +1,5 @@
 """The record that all handles of one host mesh share: its hosts, their source, and how they grow and shrink."""
 
-import contextlib
 import operator
 import threading
 import time
@@ -229,8 +228,7 @@ def record_with(identity: str, hosts: Collection[str], timeout: float = 0.0) -> 
         is_pending = record.source is not None and not record.ended and not record.ids.done()
         if is_pending and (match is None or is_recorded):
             remaining = max(0.0, until - time.monotonic())
-            with contextlib.suppress(TimeoutError):
-                record.ids.exception(min(remaining, _LOADED_S) if is_recorded else remaining)
+            record.ids.exception(min(remaining, _LOADED_S) if is_recorded else remaining)
             match = _record_with(identity, hosts)
     return match
 

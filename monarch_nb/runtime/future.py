@@ -50,11 +50,17 @@ def check_may_wait() -> None:
 _transitions = threading.RLock()
 
 
+class _NoNumberError(TypeError, ValueError):
+    """A timeout is no number."""
+
+
 def _checked(timeout: float | None) -> float | None:
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout) or timeout < 0:
-        raise ValueError(f"timeout must be None or a number of seconds >= 0, not {timeout!r}")
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not is_number or not 0 <= timeout < math.inf:
+        error = ValueError if is_number else _NoNumberError
+        raise error(f"timeout must be None or a finite number of seconds >= 0, not {timeout!r}")
     return None if timeout > threading.TIMEOUT_MAX else float(timeout)
 
 
@@ -335,10 +341,13 @@ class Future(Generic[R]):
         return error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Returns the error it ended with, or None for a value. Blocks like `get`."""
-        if not self._wait(_checked(timeout)):
-            del self
-            raise TimeoutError(f"no result within {timeout} s")
+        """Returns the error it ended with, or None for a value. Blocks like `get`.
+
+        Returns a TimeoutError when time is up (the operation goes on, and `done()` is False).
+        """
+        limit = _checked(timeout)
+        if not self._wait(limit):
+            return self._timeout_error(limit)
         try:
             self._outcome()
         except BaseException as error:
