@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from monarch._src.job.job import LoginJob
 from monarch_nb.actor import Actor, SupervisionError, endpoint
 from monarch_nb.host.preemption import END
 from monarch_nb.job import (
@@ -513,6 +514,37 @@ class OwnWorkers(ProcessJob):
         address = service_proc_addr(f"ipc://{self._tmpdir}/hosts_0", new_service_proc_id())
         self.process = start_worker(address)
         self._host_to_pid["hosts_0"] = ProcessState(self.process.pid, address)
+
+
+class OwnMachines(LoginJob):
+    """Has a machine of each name, as own kinds of jobs of torchmonarch's programs do; all of them are here."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def _start_host(self, host: str) -> ProcessState:
+        address = f"ipc://{self._folder}/{host}"
+        self.processes.append(start_worker(address))
+        return ProcessState(self.processes[-1].pid, address)
+
+
+def test_a_login_job_starts_its_machines_as_its_class_says() -> None:
+    with tempfile.TemporaryDirectory(prefix="own") as folder:  # a short path, for sockets
+        job = OwnMachines(folder)
+        job.add_mesh("trainers", ["one", "two"])
+        try:
+            trainers = job.state(cached_path=None).trainers
+            assert trainers.extent == {"hosts": 2}
+            assert len({*where(trainers.spawn_procs()).pid.call().get(60).values()}) == 2
+            assert pids_of(job) == [process.pid for process in job.processes]
+        finally:
+            job.kill()
+            for process in job.processes:
+                assert process.wait(SOON) in (0, -END)
+    with pytest.raises(NotImplementedError, match="_start_host"):
+        LoginJob()._start_host("one")
 
 
 @pytest.mark.slow

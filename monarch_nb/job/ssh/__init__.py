@@ -9,12 +9,12 @@ from typing import Literal, NoReturn
 from monarch_nb.job.adapter import Role, register_job
 from monarch_nb.job.adapter_job import AdapterJob
 
-__all__ = ["LoginJob", "SSHJob"]
+__all__ = ["SSHJob"]
 
 _TRANSPORTS = ("tcp",)
 
 
-class LoginJob(AdapterJob):
+class _MachineJob(AdapterJob):
     """Machines that are named one by one: `add_mesh(name, machines)` before the job is applied."""
 
     def __init__(
@@ -72,7 +72,7 @@ def _read_ssh_args(words: Sequence[str]) -> dict[str, object]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-class SSHJob(LoginJob):
+class SSHJob(_MachineJob):
     """A host agent on each of these machines, started over SSH: `SSHJob(meshes={"trainers": ["node1", "me@node2"]})`.
 
     A machine is `[user@]name[:port]`, its name also an address (of IPv6 as `fd00::7`, or `[fd00::7]:2222` with a port),
