@@ -84,8 +84,9 @@ class MeshRegistry:
             )
         assert isinstance(state, ActorState)
         return MeshSpec(
-            uid=state.uid, name=state.name, kind="actors", ranks=ranks_of(region), extent=shape, on=state.procs.uid
-        )
+            uid=state.uid, name=state.name, kind="actors", ranks=ranks_of(region), extent=shape, on=state.procs.uid,
+            lineage=state.lineage,
+        )  # fmt: skip
 
     def own(self, instance: Instance, state: MeshState) -> None:
         """Registers a mesh that an actor of this process has spawned, and its owner."""

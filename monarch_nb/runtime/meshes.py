@@ -144,6 +144,12 @@ class ActorState(MeshState, eq=False, kw_only=True):
         """True if its class has `__inner__ = True`."""
         return bool(getattr(self.cls, "__inner__", False))
 
+    @property
+    def lineage(self) -> str:
+        """The start of its actors' ids, up to the name of the mesh; "" where another process has spawned it."""
+        spec = self.spawn_spec
+        return "" if spec is None else f"{spec.instance}.<{spec.cls.__module__}.{spec.cls.__qualname__} "
+
     def runs(self, region: Region) -> Sequence[Run]:
         """Returns the ranks of a slice, run-length encoded, each with both its incarnations."""
         plain = runs(region)

@@ -42,6 +42,7 @@ class MeshSpec(Struct, frozen=True, kw_only=True):
     extent: Extent = ((), ())
     on: str | None = None
     layout: Layout | None = None
+    lineage: str = ""  # of its actors, as `<root>.<module.Class `, which a name and `>` complete; "" if not known here
 
 
 class MeshRecord(Struct, eq=False):
@@ -161,7 +162,8 @@ class MeshRecord(Struct, eq=False):
         """Returns the failure of some ranks, for display."""
         if not cause.actor:
             name = self.label(ranks[0]) if len(ranks) == 1 else self.name
-            cause = msgspec.structs.replace(cause, actor=name)
+            lineage = self.spec.lineage
+            cause = msgspec.structs.replace(cause, actor=f"{lineage}{name}>" if lineage else name)
         return MeshFailure(
             mesh_name=self.name,
             cause=cause,

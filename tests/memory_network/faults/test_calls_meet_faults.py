@@ -74,6 +74,16 @@ def test_a_rank_that_was_killed_before_is_named_at_once(two: Cluster, adverb: Ad
     assert all("lost" not in history for history in mesh.slice(hosts=0).history.call().get(SOON).values())
 
 
+def test_the_error_of_a_killed_process_names_the_class_and_owners_of_its_actor(two: Cluster) -> None:
+    procs, mesh = workers(two)
+    two.kill(procs.slice(hosts=1, gpus=0))
+    with pytest.raises(SupervisionError) as caught:
+        mesh.do.call(0).get(SOON)
+    actor = f"<root>.<{Worker.__module__}.Worker workers{{'hosts': 1/2, 'gpus': 0/2}}>"
+    assert f"The actor {actor} and all its descendants have failed" in str(caught.value)
+    assert [failure.cause.actor for failure in two.failures] == [actor]
+
+
 @every_kind
 @every_adverb
 def test_a_rank_that_is_killed_while_it_works_fails_the_call(two: Cluster, adverb: Adverb, cls: Any) -> None:
