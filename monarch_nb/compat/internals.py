@@ -45,8 +45,11 @@ class _ClientContext:
     def try_get(self) -> Context | None:
         """Returns the context of the client in this process; None in processes of a mesh, and before the first use."""
         runtime = started()
-        root = None if runtime is None else runtime.root_context
-        return root if root is not None and root.actor_instance.class_name is None else None
+        return None if runtime is None or runtime.is_worker else runtime.root_context
+
+    @property
+    def _val(self) -> Context | None:
+        return self.try_get()
 
 
 _client_context = _ClientContext()

@@ -20,7 +20,7 @@ from monarch_nb.mesh.cells import run_in_actor
 from monarch_nb.mesh.handle import Operations
 from monarch_nb.mesh.host_record import giver_of
 from monarch_nb.mesh.mesh_events import MeshEvents
-from monarch_nb.mesh.proc import ThisProc
+from monarch_nb.mesh.proc import ThisProc, get_active_proc_meshes
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Future, Instance, Loader, Parts, ProcessTables, Runtime
 from monarch_nb.supervision import ActorEnd, Driver, MeshFailure, RankIncarnation
@@ -127,6 +127,7 @@ def compose(
         features=FEATURES,
         this_proc=lambda: this_proc.this_proc(),
         proc_mesh=lambda: this_proc.proc_mesh(),
+        proc_meshes=get_active_proc_meshes,
         run_in_actor=run_in_actor,
         root_id=role.root_id,
         is_worker=role.is_worker,

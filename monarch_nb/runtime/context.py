@@ -171,7 +171,15 @@ class Instance:
     def _as_rust(self) -> "Instance":
         return self
 
-    def __str__(self) -> str:
+    @property
+    def _children(self) -> list[Any]:
+        """The living ProcMeshes of its process. Tests of torchmonarch's programs stop what a test has left."""
+        return [*self.process.proc_meshes()]
+
+    @_children.setter
+    def _children(self, meshes: object) -> None: ...  # stopped meshes leave by themselves
+
+    def __repr__(self) -> str:
         return str(self.actor_id)
 
     def __reduce__(self) -> NoReturn:

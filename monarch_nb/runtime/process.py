@@ -72,7 +72,7 @@ class Runtime:
     """All parts of a process of a cluster.
 
     `features` are loaded when they are first needed; `this_proc` and `proc_mesh` return this process, and the mesh it
-    belongs to, for users; `run_in_actor` runs cells on actors.
+    belongs to, for users, `proc_meshes` those that it has spawned; `run_in_actor` runs cells on actors.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Runtime:
         parts: Parts,
         this_proc: Callable[[], Any],
         proc_mesh: Callable[[], Any],
+        proc_meshes: Callable[[], Sequence[Any]],
         run_in_actor: Callable[..., object],
         root_id: str = "<root>",
         is_worker: bool = False,
@@ -96,6 +97,7 @@ class Runtime:
         self.local_hosts = {self.host}  # hosts whose processes this one reaches without their agent
         self.is_worker = is_worker  # started by a host agent, to hold actors
         self.run_in_actor, self.this_proc, self.proc_mesh = run_in_actor, this_proc, proc_mesh
+        self.proc_meshes = proc_meshes
         self.calls, self.cells, self.meshes = local.calls, local.cells, local.meshes
         self.ports = PortTable()
         self.log = OwnLog(running_call)

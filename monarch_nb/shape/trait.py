@@ -1,6 +1,5 @@
 """The operations of all meshes on their dimensions."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self, SupportsIndex
 
@@ -10,20 +9,24 @@ from .ndslice import NDSlice
 from .region import Extent, Region, Selector, Shape
 
 
-class MeshTrait(ABC):
+class MeshTrait:
     """Slicing and reshaping by name, for anything that has a region.
 
     All of it is local arithmetic: it sends nothing, does not wait, and keeps the members, objects or processes.
+    A subclass has `_region` and `_new_with_region`, or, as in torchmonarch, `_labels`, `_ndslice`, `_new_with_shape`.
     """
 
     @property
-    @abstractmethod
     def _region(self) -> Region:
         """The region of this mesh."""
+        return Region(self._labels, self._ndslice)
 
-    @abstractmethod
     def _new_with_region(self, region: Region) -> Self:
         """Returns a mesh of the same kind over some of the same base ranks."""
+        return self._new_with_shape(Shape.of(region))
+
+    def _new_with_shape(self, shape: Shape) -> Self:
+        return self._new_with_region(shape.region)
 
     @property
     def _ndslice(self) -> NDSlice:

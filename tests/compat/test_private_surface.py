@@ -20,13 +20,16 @@ from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask
 from monarch._src.actor import actor_mesh
 from monarch._src.actor.host_mesh import _spawn_admin
 from monarch._src.actor.mock import patch_actor
+from monarch._src.actor.shape import MeshTrait
 from monarch.actor import (
     Actor,
     ActorError,
     ActorMesh,
     BootstrapCommand,
     Context,
+    NDSlice,
     ProcMesh,
+    Shape,
     concurrent_endpoint,
     context,
     endpoint,
@@ -64,7 +67,8 @@ class Worker(Actor):
 
     @endpoint
     def context_of_the_message(self) -> bool:
-        return actor_mesh._context.get().actor_instance is context().actor_instance
+        is_own = actor_mesh._context.get().actor_instance is context().actor_instance
+        return is_own and actor_mesh._client_context.try_get() is None
 
 
 class Waiting(Actor):
@@ -293,9 +297,46 @@ def test_a_handle_is_settled_once_and_seen_by_many() -> None:
 def test_modules_of_private_paths_travel_and_absent_ones_say_so() -> None:
     assert pickle.loads(pickle.dumps(actor_mesh)) is actor_mesh
     assert actor_mesh._actor_kind(Waiting) == actor_mesh.ActorKind.ASYNC
-    assert actor_mesh._client_context.try_get() is context()
+    assert actor_mesh._client_context.try_get() is actor_mesh._client_context._val is context()
     with pytest.raises(NotImplementedError, match="the inside of torchmonarch"):
         _spawn_admin()
+
+
+def test_a_program_may_stop_what_its_client_has_spawned(quad: ProcMesh) -> None:
+    client = context().actor_instance
+    assert repr(client) == str(client) == "<root>"
+    assert quad in client._children
+    client._children = None
+    more = this_host().spawn_procs()
+    assert more in client._children
+    more.stop().get(20)
+    assert more not in client._children
+
+
+def test_a_mesh_of_a_programs_own_is_sliced_by_its_shapes() -> None:
+    class Places(MeshTrait):
+        def __init__(self, shape: Shape) -> None:
+            self.shape = shape
+
+        @property
+        def _ndslice(self) -> NDSlice:
+            return self.shape.ndslice
+
+        @property
+        def _labels(self) -> tuple[str, ...]:
+            return tuple(self.shape.labels)
+
+        def _new_with_shape(self, shape: Shape) -> "Places":
+            return Places(shape)
+
+    places = Places(Shape(["hosts", "gpus"], NDSlice(offset=0, sizes=[2, 3], strides=[3, 1])))
+    assert (len(places), places.sizes) == (6, {"hosts": 2, "gpus": 3})
+    assert list(places.slice(hosts=1).flatten("gpu").shape.ndslice) == [3, 4, 5]
+
+
+def test_a_mesh_is_sliced_by_a_shape(quad: ProcMesh) -> None:
+    half = quad.slice(gpus=slice(1, 3))
+    assert quad._new_with_shape(half._shape) == half
 
 
 def test_meshes_are_found_behind_each_other(quad: ProcMesh) -> None:
