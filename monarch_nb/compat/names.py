@@ -13,11 +13,7 @@ _INTERNALS = ("monarch_nb.compat.internals",)
 _TASKS = ("monarch_nb.compat.tasks",)
 _REFS = ("monarch_nb.compat.refs",)
 _SHAPE = ("monarch_nb.shape", "monarch_nb.compat.internals")
-_JOB = (
-    "monarch_nb.job",
-    *(f"monarch_nb.job.{module}" for module in ("ssh", "tools.stores", "trait", "process")),
-    "monarch_nb.compat.login_job",
-)
+_JOB = ("monarch_nb.job", *(f"monarch_nb.job.{module}" for module in ("ssh", "tools.stores", "trait", "process")))
 _RANKS = ("monarch_nb.distributed", "monarch_nb.tensor.ranks.engine")
 _TIMER = ("monarch_nb.tensor.ranks.timing",)
 _RANDOM = ("monarch_nb.tensor.ranks.generators",)

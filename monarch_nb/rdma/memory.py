@@ -102,6 +102,10 @@ def move_bytes(target: Memory, source: Memory) -> None:
     gpu.copy(target.address, source.address, target.size, device=device, after=stream)
 
 
+class _NoMemoryError(TypeError, ValueError):
+    """An object has no memory of its own; torchmonarch's error is a ValueError."""
+
+
 def memory_of(data: Any, *, writable: bool = False, what: str = "data") -> Memory:
     """Returns the memory of a contiguous tensor, array or buffer, of any number of dimensions.
 
@@ -114,7 +118,7 @@ def memory_of(data: Any, *, writable: bool = False, what: str = "data") -> Memor
     try:
         view = memoryview(data)
     except TypeError:
-        raise TypeError(
+        raise _NoMemoryError(
             f"{what} must be a contiguous tensor, array, bytearray or memoryview, not {type(data).__name__}"
         ) from None
     if not view.c_contiguous:
