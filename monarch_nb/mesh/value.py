@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 
 from monarch_nb._package import imported
 from monarch_nb.shape import Extent, MeshTrait, Point, Region, Shape, UnknownLabelError, out_of_range, places_of, spans
+from monarch_nb.shape.ndslice import PickedSlice
 from monarch_nb.wire import error_line, repr_of
 
 T = TypeVar("T")
@@ -182,6 +183,8 @@ def places_in(values: ValueMesh[object], indices: Sequence[int]) -> str:
 
 def _whole(base: Region, part: Region) -> Region | None:
     """Returns `base` if `part` is a slice of it, so that places have the same names; None after a split or rename."""
+    if isinstance(base.ndslice, PickedSlice) or isinstance(part.ndslice, PickedSlice):
+        return base  # ranks that were picked one by one have no coordinates of their own
     dims = {label: (size, stride) for label, size, stride in _dimensions(base)}
     for label, size, stride in _dimensions(part):
         whole, step = dims.get(label, (0, 1))

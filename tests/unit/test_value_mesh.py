@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from monarch_kernel.display.values import value_mesh_html
 from monarch_nb.mesh.value import Lazy, ValueMesh
-from monarch_nb.shape import Extent, NDSlice, Shape
+from monarch_nb.shape import Extent, NDSlice, Shape, region_of_ranks
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -208,6 +208,13 @@ def test_reshaped_values_are_shown_at_the_places_that_item_takes() -> None:
     base = Extent(["hosts", "gpus"], [2, 2]).region
     answers = ValueMesh._of_thunks(base.flatten("rank"), [lambda: 1, lambda: 2, lambda: 2, lambda: 1], base)
     assert repr(answers).splitlines()[1:] == ["  rank=0,3: 1", "  rank=1-2: 2"]
+
+
+def test_values_of_ranks_that_were_picked_one_by_one_are_shown() -> None:
+    base = Extent(["hosts", "gpus"], [2, 3]).region
+    picked = region_of_ranks(["rank"], [3], [0, 1, 5])
+    answers = ValueMesh._of_thunks(picked, [lambda: 1] * 3, base)
+    assert repr(answers).splitlines()[1:] == ["  hosts=0 gpus=0-1; hosts=1 gpus=2: 1"]
 
 
 def test_equal_values_are_shown_once_with_their_ranks() -> None:
