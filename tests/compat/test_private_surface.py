@@ -307,10 +307,10 @@ def test_a_program_may_stop_what_its_client_has_spawned(quad: ProcMesh) -> None:
     assert repr(client) == str(client) == "<root>"
     assert quad in client._children
     client._children = None
-    more = this_host().spawn_procs()
-    assert more in client._children
-    more.stop().get(20)
-    assert more not in client._children
+    procs = this_host().spawn_procs()
+    assert procs in client._children
+    procs.stop().get(20)
+    assert procs not in client._children
 
 
 def test_a_mesh_of_a_programs_own_is_sliced_by_its_shapes() -> None:

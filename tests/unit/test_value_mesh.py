@@ -212,8 +212,8 @@ def test_reshaped_values_are_shown_at_the_places_that_item_takes() -> None:
 
 def test_values_of_ranks_that_were_picked_one_by_one_are_shown() -> None:
     base = Extent(["hosts", "gpus"], [2, 3]).region
-    picked = region_of_ranks(["rank"], [3], [0, 1, 5])
-    answers = ValueMesh._of_thunks(picked, [lambda: 1] * 3, base)
+    region = region_of_ranks(["rank"], [3], [0, 1, 5])
+    answers = ValueMesh._of_thunks(region, [lambda: 1] * 3, base)
     assert repr(answers).splitlines()[1:] == ["  hosts=0 gpus=0-1; hosts=1 gpus=2: 1"]
 
 

@@ -74,7 +74,7 @@ def test_a_rank_that_was_killed_before_is_named_at_once(two: Cluster, adverb: Ad
     assert all("lost" not in history for history in mesh.slice(hosts=0).history.call().get(SOON).values())
 
 
-def test_the_error_of_a_killed_process_names_the_class_and_owners_of_its_actor(two: Cluster) -> None:
+def test_the_error_of_a_killed_process_names_class_and_owners(two: Cluster) -> None:
     procs, mesh = workers(two)
     two.kill(procs.slice(hosts=1, gpus=0))
     with pytest.raises(SupervisionError) as caught:
