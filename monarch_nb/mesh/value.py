@@ -187,8 +187,8 @@ def _whole(base: Region, part: Region) -> Region | None:
         return base  # ranks that were picked one by one have no coordinates of their own
     dims = {label: (size, stride) for label, size, stride in _dimensions(base)}
     for label, size, stride in _dimensions(part):
-        whole, step = dims.get(label, (0, 1))
-        if size > whole or stride % step:
+        length, step = dims.get(label, (0, 1))
+        if size > length or stride % step:
             return None
     return base
 

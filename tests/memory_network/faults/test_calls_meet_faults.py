@@ -77,10 +77,10 @@ def test_a_rank_that_was_killed_before_is_named_at_once(two: Cluster, adverb: Ad
 def test_the_error_of_a_killed_process_names_class_and_owners(two: Cluster) -> None:
     procs, mesh = workers(two)
     two.kill(procs.slice(hosts=1, gpus=0))
-    with pytest.raises(SupervisionError) as caught:
+    with pytest.raises(SupervisionError) as raised:
         mesh.do.call(0).get(SOON)
     actor = f"<root>.<{Worker.__module__}.Worker workers{{'hosts': 1/2, 'gpus': 0/2}}>"
-    assert f"The actor {actor} and all its descendants have failed" in str(caught.value)
+    assert f"The actor {actor} and all its descendants have failed" in str(raised.value)
     assert [failure.cause.actor for failure in two.failures] == [actor]
 
 
