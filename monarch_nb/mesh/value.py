@@ -100,7 +100,7 @@ class ValueMesh(MeshTrait, Generic[T]):
         `base` is the whole mesh that `shape` is a part of: values are shown with their places there.
         """
         mesh = cls._of_lazy(shape, map(Lazy, thunks))
-        mesh._base = None if base is None else _whole(base, mesh._region)
+        mesh._base = None if base is None else _base_of(base, mesh._region)
         return mesh
 
     def _fill(self, region: Region, values: Sequence[T | Lazy[T]]) -> None:
@@ -117,7 +117,7 @@ class ValueMesh(MeshTrait, Generic[T]):
     def _new_with_region(self, region: Region) -> Self:
         index = self._ndslice.index
         part = self._of_lazy(region, [self._values[index(rank)] for rank in region.ndslice])
-        part._base = _whole(self._base or self._region, region)
+        part._base = _base_of(self._base or self._region, region)
         return part
 
     def _locate(self, indices: Sequence[int]) -> str:
@@ -181,7 +181,7 @@ def places_in(values: ValueMesh[object], indices: Sequence[int]) -> str:
     return values._locate(indices)
 
 
-def _whole(base: Region, part: Region) -> Region | None:
+def _base_of(base: Region, part: Region) -> Region | None:
     """Returns `base` if `part` is a slice of it, so that places have the same names; None after a split or rename."""
     if isinstance(base.ndslice, PickedSlice) or isinstance(part.ndslice, PickedSlice):
         return base  # ranks that were picked one by one have no coordinates of their own

@@ -19,10 +19,14 @@ class MeshTrait:
     @property
     def _region(self) -> Region:
         """The region of this mesh."""
+        if type(self)._labels is MeshTrait._labels:
+            raise NotImplementedError(f"{type(self).__name__} has neither _region nor _labels and _ndslice")
         return Region(self._labels, self._ndslice)
 
     def _new_with_region(self, region: Region) -> Self:
         """Returns a mesh of the same kind over some of the same base ranks."""
+        if type(self)._new_with_shape is MeshTrait._new_with_shape:
+            raise NotImplementedError(f"{type(self).__name__} has neither _new_with_region nor _new_with_shape")
         return self._new_with_shape(Shape.of(region))
 
     def _new_with_shape(self, shape: Shape) -> Self:

@@ -332,6 +332,8 @@ def test_a_mesh_of_a_programs_own_is_sliced_by_its_shapes() -> None:
     places = Places(Shape(["hosts", "gpus"], NDSlice(offset=0, sizes=[2, 3], strides=[3, 1])))
     assert (len(places), places.sizes) == (6, {"hosts": 2, "gpus": 3})
     assert list(places.slice(hosts=1).flatten("gpu").shape.ndslice) == [3, 4, 5]
+    with pytest.raises(NotImplementedError, match="has neither _region nor _labels"):
+        type("Empty", (MeshTrait,), {})().flatten("gpu")
 
 
 def test_a_mesh_is_sliced_by_a_shape(quad: ProcMesh) -> None:
