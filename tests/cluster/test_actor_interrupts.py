@@ -69,8 +69,8 @@ class Busy(Actor):
 
     @endpoint
     async def work(self, how: str, began: Any) -> None:
-        began.send(None)
         try:
+            began.send(None)
             if how == "sleeps":
                 time.sleep(600)  # noqa: ASYNC251 - as users do
             await asyncio.sleep(0)
