@@ -100,6 +100,14 @@ def lazy_names(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[
     return look_up
 
 
+def old_torch_error(version: str) -> ImportError:
+    """Returns the error for a PyTorch that lacks backends written in Python."""
+    return ImportError(
+        f"sharded tensors need PyTorch 2.10 or later, and this is {version}; everything else works with it. "
+        "pip install -U torch"
+    )
+
+
 class _Finder:
     """A finder that delegates to the other finders, and applies a change after a module's code was executed."""
 

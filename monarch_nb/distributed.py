@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._package import lazy_names
+from monarch_nb._package import lazy_names, old_torch_error
 
 if TYPE_CHECKING:
     import torch
@@ -156,9 +156,7 @@ def __getattr__(name: str) -> Any:
         torch = sys.modules.get("torch")
         if torch is None or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10):
             raise  # another module is missing
-        from monarch_nb.tensor.errors import too_old
-
-        raise too_old(torch.__version__) from error
+        raise old_torch_error(torch.__version__) from error
     return value
 
 

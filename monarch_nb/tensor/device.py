@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from monarch_nb._package import old_torch_error
 from monarch_nb.mesh import ProcMesh
-from monarch_nb.tensor.errors import too_old
 from monarch_nb.tensor.seeds import THREAD, mixed
 from monarch_nb.tensor.stream import Stream
 
@@ -208,7 +208,7 @@ def _claim() -> bool:
     try:
         from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as set_up
     except ImportError:
-        raise too_old(torch.__version__) from None
+        raise old_torch_error(torch.__version__) from None
     name = torch._C._get_privateuse1_backend_name()
     if name != _FREE:
         warnings.warn(

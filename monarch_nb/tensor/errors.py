@@ -239,14 +239,6 @@ def broken_mesh(mesh: str, error: SupervisionError, sites: Sequence[CallSite | N
     return SupervisionError(f"{text}\n{details}", failure=error.failure)
 
 
-def too_old(version: str) -> ImportError:
-    """Returns the error for a PyTorch that lacks backends written in Python."""
-    return ImportError(
-        f"sharded tensors need PyTorch 2.10 or later, and this is {version}; everything else works with it. "
-        "pip install -U torch"
-    )
-
-
 class CompileError(RuntimeError):
     """A step cannot be compiled as it is. The text names the line and the remedy."""
 

@@ -196,7 +196,7 @@ def special_tensors(big):
         "nested": torch.nested.nested_tensor([big[:50_000], big[50_000:]], layout=torch.strided),
         "jagged": torch.nested.nested_tensor([big[:50_000], big[50_000:]], layout=torch.jagged),
         "storage": big.untyped_storage(),
-        "buffer": torch.nn.Buffer(big),
+        "buffer": getattr(torch.nn, "Buffer", torch.nn.Parameter)(big),  # PyTorch 2.4 has no buffers
     }
 
 
