@@ -208,8 +208,9 @@ def _is_over(frame: types.FrameType) -> bool:
     """Returns whether a return is real: coroutines that only wait have the same event."""
     if not frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
         return True
-    instruction = next((i for i in dis.get_instructions(frame.f_code) if i.offset == frame.f_lasti), None)
-    return instruction is None or instruction.opname not in ("YIELD_VALUE", "YIELD_FROM", "SEND", "RESUME")
+    # In Python 3.12 the position may be within the inline cache of an instruction.
+    names = [step.opname for step in dis.get_instructions(frame.f_code) if step.offset <= frame.f_lasti]
+    return not names or names[-1] not in ("YIELD_VALUE", "YIELD_FROM", "SEND", "RESUME")
 
 
 def _raised_here(error: Any, tb: types.TracebackType | None) -> bool:
