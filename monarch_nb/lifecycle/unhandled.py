@@ -72,22 +72,29 @@ def end_program(status: int) -> bool:
 
 
 def unhandled(failure: MeshFailure) -> None:
-    """Ends a script: the hook runs once and, unless it returns, the program ends as by `sys.exit(1)`."""
+    """Ends a script: the hook runs once and, unless it returns, the program ends as by `sys.exit(1)`.
+
+    Where no thread can be started for the hook, which may block, the program ends without it.
+    """
+    hook = fault_hook(exit_on_fault)
 
     def run() -> None:
         try:
-            fault_hook(exit_on_fault)(failure)
+            hook(failure)
             return
         except SystemExit:
             pass
         except BaseException as error:
             sys.stderr.write(f"unhandled_fault_hook raised {error_line(error)}\n")
+        end()
+
+    def end() -> None:
         sys.stderr.write(f"Unhandled monarch failure: {failure.report()}\n")
         sys.stderr.flush()
         if not end_program(1):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    threading.Thread(target=run, name="monarch-fault", daemon=True).start()
+    _on_thread(run, hook, otherwise=end)
 
 
 def report(failure: MeshFailure, show: Callable[[MeshFailure], None] = log_failure) -> None:
@@ -96,7 +103,17 @@ def report(failure: MeshFailure, show: Callable[[MeshFailure], None] = log_failu
     if hook is exit_on_fault:
         show(failure)
     else:
-        threading.Thread(target=_call_hook, args=(hook, failure), name="monarch-fault", daemon=True).start()
+        _on_thread(lambda: _call_hook(hook, failure), hook, otherwise=lambda: show(failure))
+
+
+def _on_thread(run: Callable[[], None], hook: object, *, otherwise: Callable[[], None]) -> None:
+    """Runs a hook on a thread of its own, or `otherwise` here if the system has no thread left."""
+    try:
+        threading.Thread(target=run, name="monarch-fault", daemon=True).start()
+    except RuntimeError as error:
+        if hook is not exit_on_fault:
+            sys.stderr.write(f"unhandled_fault_hook was not called: no thread could be started for it: {error}\n")
+        otherwise()
 
 
 def end_quietly() -> None:

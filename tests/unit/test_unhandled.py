@@ -7,6 +7,7 @@ import pytest
 
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.runtime import unretrieved
+from monarch_nb.supervision import Cause, MeshFailure
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -46,3 +47,33 @@ def test_a_failure_during_a_finalizer_ends_a_script_after_it(monkeypatch: pytest
 
     with pytest.raises(SystemExit):
         run()
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+FAILURE = MeshFailure(mesh_name="workers", cause=Cause(kind="signal", text="it was killed"))
+
+
+def test_a_failure_ends_a_script_that_has_no_thread_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(unhandled, "_statuses", [])
+    monkeypatch.setattr(unhandled, "_exiting", [])
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    unhandled.prepare()
+    with pytest.raises(SystemExit):
+        unhandled.unhandled(FAILURE)
+    assert "it was killed" in capsys.readouterr().err
+
+
+def test_a_failure_is_shown_if_no_thread_is_left_for_the_hook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[MeshFailure] = []
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(unhandled, "fault_hook", lambda _: print)
+    unhandled.report(FAILURE, shown.append)
+    assert shown == [FAILURE]
+    assert "unhandled_fault_hook was not called" in capsys.readouterr().err
