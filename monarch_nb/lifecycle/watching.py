@@ -307,6 +307,8 @@ class ProcessWatcher:
         for address in addresses:
             self._runtime.node.forget(address, reason, incarnation)
         self._ending.pop(host, None)
+        for address in [address for address in tuple(self.unresponsive) if host_of(address) == host]:
+            self.unresponsive.pop(address, None)  # its agent, which would say that it answers, is gone
         self._publish(HostLost(host))
 
     def end_of(self, host: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, SupervisionError, current_rank, endpoint, heal_mesh
+from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.runtime import current_runtime, when_done
 from monarch_nb.supervision import HealError
 from monarch_nb.testing import Cluster, NetworkFaults, cluster
@@ -145,6 +146,15 @@ def test_an_unreachable_host_cannot_be_healed_and_says_so(two: Cluster) -> None:
     two.mend()
     heal_mesh(mesh, timeout=SOON)
     assert len(two.result(mesh.do.call("x")).values()) == 4
+
+
+def test_an_unresponsive_process_is_forgotten_with_its_host(two: Cluster) -> None:
+    procs, _ = workers(two)
+    here, there = (procs._state.address(rank) for rank in (0, 2))
+    unresponsive = current_runtime().part(ProcessWatcher).unresponsive
+    unresponsive.update({here: 1.0, there: 2.0})
+    two.kill_host(1)
+    assert unresponsive == {here: 1.0}
 
 
 def test_a_host_that_died_is_not_healed_elsewhere(two: Cluster) -> None:
