@@ -285,13 +285,18 @@ class JobTrait(UpstreamServices, ABC):
         running = self._running
         if running is None:
             return
+        path, apply_id = running._applied.path, running._applied.apply_id
+        self._end(running)
+        if path is None or not os.path.lexists(path):
+            return
+        with files.lock_of(path), contextlib.suppress(OSError, JobFileError):  # another process may save its job there
+            if files.decode(files.read(path), path).apply_id == apply_id:
+                os.unlink(os.path.realpath(path))
+
+    def _end(self, running: "JobTrait") -> None:
+        """Ends the job, and leaves its file."""
         self._mounts.close()
         running._kill()
-        path = running._applied.path
-        if path is not None:
-            with contextlib.suppress(OSError, JobFileError):
-                if files.decode(files.read(path), path).apply_id == running._applied.apply_id:
-                    os.unlink(os.path.realpath(path))
         running._fresh()
         self._fresh()
 
@@ -348,7 +353,7 @@ class JobTrait(UpstreamServices, ABC):
             logger.warning("%s names a job that differs from this one: %s. It is ended, and %r takes its place",
                            path, cached._describe(), self)  # fmt: skip
         try:
-            cached.kill()
+            cached._end(cached)
         except Exception:
             logger.warning("that job did not end properly", exc_info=True)
         with contextlib.suppress(FileNotFoundError):

@@ -36,6 +36,7 @@ from monarch_nb.job import (
     set_current_job,
 )
 from monarch_nb.job.process import ProcessState
+from monarch_nb.job.record import lock_of
 from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.worker_tools import light_host, start_worker, where  # noqa: F401 - a fixture
 from tests.polling import until
@@ -393,6 +394,21 @@ def test_programs_that_ask_at_once_with_one_file_share_a_job(folder: Path, host:
         assert [state.result(SOON).mine for state in states] == [host, host]
     assert (second.apply_id, second.size) == (job.apply_id, 0)
     assert os.listdir() == ["mine.json"]
+
+
+def test_a_job_that_ends_leaves_the_file_of_its_successor(folder: Path, host: Any, caplog: Any) -> None:
+    job, successor = Custom(0), Custom(1)
+    job.state("mine.json")
+    successor.apply()
+    with ThreadPoolExecutor(1) as pool:
+        with lock_of("mine.json"):  # as a program that starts the successor
+            ended = pool.submit(job.kill)
+            until(lambda: "mine.json is being started or looked for by process" in caplog.text)
+            successor.dump("mine.json")
+        ended.result(SOON)
+    assert job_load("mine.json").apply_id == successor.apply_id
+    successor.kill()
+    assert os.listdir() == []
 
 
 def test_jobs_of_users_are_saved_without_what_they_call_transient(folder: Path, host: Any, caplog: Any) -> None:
