@@ -1,6 +1,7 @@
 """The controller's own host agents, their start and end, and the end of the program."""
 
 import logging
+import operator
 import os
 import sys
 import threading
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_SECONDS = 2.0  # for the cleanup of all that a program has started
 INTERRUPTED_SECONDS = 0.3  # the same if Ctrl-C has ended the program
+MOST_HOSTS = 1000  # on this machine, each with an agent of about 30 MB
 
 
 class LocalAgents:
@@ -91,17 +93,27 @@ class LocalAgents:
         threading.Thread(target=start, name="monarch-prestart", daemon=True).start()
 
     def add(self, count: int) -> list[str]:
-        """Starts agents of new hosts on this machine and returns their names; blocks."""
+        """Starts agents of new hosts on this machine and returns their names; blocks.
+
+        If one does not start, or the wait is interrupted, those that have started are ended.
+        """
         hosts: list[str] = []
+        interrupted = threading.Event()
 
         def start() -> None:
             with self.lock:
-                for _ in range(count):
+                while len(hosts) < count and not interrupted.is_set():
                     host = new_host_id()
                     self._start(host, Path(run_folder_for(host)))
                     hosts.append(host)
 
-        _in_background(start)
+        try:
+            _in_background(start)
+        except BaseException:
+            interrupted.set()
+            with self.lock:  # until the one that is being started has joined the others
+                shutdown_hosts(hosts)
+            raise
         return hosts
 
     def revive(self, hosts: Iterable[str]) -> None:
@@ -199,8 +211,11 @@ def prestart(runtime: Runtime) -> None:
 
 def local_hosts(count: int, name: str = "hosts") -> HostMesh:
     """Returns a mesh of `count` hosts on this machine, each with its own agent, for trying out several hosts."""
+    count = operator.index(count)
     if count < 1:
         raise ValueError(f"count={count!r} must be at least 1")
+    if count > MOST_HOSTS:
+        raise ValueError(f"count={count!r} hosts are more than this machine can run: write {MOST_HOSTS} at most")
     runtime = current_runtime()
     ensure_host(runtime)
     hosts = [runtime.host, *runtime.part(LocalAgents).add(count - 1)]

@@ -10,6 +10,7 @@ import pytest
 from monarch_nb.connect import own_hosts, routes
 from monarch_nb.connect.own_hosts import LocalAgents
 from monarch_nb.connect.routes import HostRoutes
+from monarch_nb.host.launch import AgentStartError
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Future, pending_future, resolve_future
 from monarch_nb.wire import Done
@@ -46,12 +47,39 @@ def others_agent(monkeypatch: pytest.MonkeyPatch) -> OthersAgent:
     return agent
 
 
-def test_a_new_agent_starts_after_other_hosts_know_of_it(others_agent: OthersAgent) -> None:
+@pytest.fixture
+def agents(others_agent: OthersAgent) -> LocalAgents:
     parts: dict[type, Any] = {MeshRegistry: SimpleNamespace(agent_environment={})}
     node = SimpleNamespace(learn=lambda *_, **__: None)
     runtime: Any = SimpleNamespace(host="h1", address="h1/c0.0.0", local_hosts=set(), closed=False, node=node)
     runtime.part = parts.__getitem__
     parts[HostRoutes] = HostRoutes(runtime, lambda _: "")
     parts[HostRoutes].attached["h2"] = others_agent  # type: ignore[assignment]
-    LocalAgents(runtime, None).ensure()
+    return LocalAgents(runtime, None)
+
+
+def test_a_new_agent_starts_after_other_hosts_know_of_it(agents: LocalAgents, others_agent: OthersAgent) -> None:
+    agents.ensure()
     assert {address for address, _ in others_agent.sent} == {"h1/agent", "h2/agent"}
+
+
+def test_hosts_end_if_the_next_does_not_start(agents: LocalAgents, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, ended = own_hosts.begin_agent, list[str]()
+
+    def begin_two(host: str, *arguments: Any, **options: Any) -> Any:
+        if len(agents.running) == 2:
+            raise AgentStartError("no room")
+        agent = begin(host, *arguments, **options)
+        return SimpleNamespace(**{**vars(agent), "host": host})
+
+    monkeypatch.setattr(own_hosts, "begin_agent", begin_two)
+    monkeypatch.setattr(own_hosts, "shutdown_hosts", ended.extend)
+    with pytest.raises(AgentStartError):
+        agents.add(9)
+    assert ended == list(agents.running)
+
+
+@pytest.mark.parametrize(("count", "error"), [(0, ValueError), (10**8, ValueError), (2.5, TypeError)])
+def test_an_impossible_number_of_hosts_starts_none(count: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        own_hosts.local_hosts(count)
