@@ -37,6 +37,13 @@ def more(name: str) -> str:
 PAGE = page("compatibility.md")
 
 
+def open_streams() -> None:
+    """Opens the null device as standard streams that are closed: other files would get their descriptors."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - gets the lowest number that is free, its own
+
+
 class NotYetError(ModuleNotFoundError):
     """A part of torchmonarch that this version does not have; the text says which, and where to read on.
 

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from monarch_nb._package import __version__, page
+from monarch_nb._package import __version__, open_streams, page
 from monarch_nb.settings import positive_seconds
 from monarch_nb.wire import json_decoder
 
@@ -26,7 +27,18 @@ The manual: {page("manual/README.md")}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Executes a command line; returns the exit status: 0, 1 for a problem that was found, 2 for a wrong line."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    open_streams()
+    try:
+        try:
+            return _execute(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # its reader, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter writes the rest at its end
+        return 1
+
+
+def _execute(words: list[str]) -> int:
     if words[:1] == ["agent"]:
         from monarch_nb.host.agent import main as agent
 
@@ -98,10 +110,11 @@ def _mesh(options: argparse.Namespace) -> int:
 
     if options.command == "why":
         try:
-            sys.stdout.write(f"{findings_report(options.run)}\n")
+            report = findings_report(options.run)
         except (LookupError, OSError) as error:
             sys.stderr.write(f"{error.args[0] if isinstance(error, LookupError) else error}\n")
             return 1
+        sys.stdout.write(f"{report}\n")
         return 0
     if options.verb in ("ls", "list"):
         sys.stdout.write(f"{listing(detached_meshes())}\n")

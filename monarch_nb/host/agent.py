@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from monarch_nb._package import __version__
+from monarch_nb._package import __version__, open_streams
 from monarch_nb.host import folders, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.casting import Caster
@@ -423,6 +423,7 @@ class HostAgent:
 
 def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     """Runs a host agent to its end. Raises nothing; errors of the start go to stderr."""
+    open_streams()
     options = parse(argv, prog)
     if options.owner_fd is None:
         folders.sweep()  # nothing else sweeps where users start the agents

@@ -95,6 +95,10 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
             "it ends when its standard input does, which is no pipe and no terminal here (as with nohup or systemd): "
             "--keep has it run on"
         )
+    try:
+        os.fstat(args.ready_fd)
+    except OSError:
+        parser.error(f"--ready-fd {args.ready_fd} is no open descriptor")
     if args.run_folder is not None and _has_other_files(args.run_folder):
         parser.error(f"--run-folder {args.run_folder} goes with the agent, and has other files: name a new one")
     host = args.host or (lasting_host_id(args.tcp) if args.keep else None) or new_host_id()

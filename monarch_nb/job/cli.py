@@ -59,6 +59,8 @@ def main(words: Sequence[str]) -> int:
     }  # fmt: skip
     try:
         return does["ls" if options.verb == "list" else options.verb](options)
+    except BrokenPipeError:
+        raise
     except (EngineError, LookupError, JobsFileError, JobFileError, RuntimeError, ValueError, OSError) as error:
         message = error.args[0] if isinstance(error, LookupError) and error.args else error
         sys.stderr.write(f"monarch-nb job {options.verb}: {message}\n")

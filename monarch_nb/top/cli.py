@@ -42,6 +42,8 @@ def main(words: Sequence[str]) -> int:
         if not watching.wait(_FIRST_S):
             sys.stderr.write(f"{watching.over or f'{connection.what} has not answered within {_FIRST_S:g} s'}\n")
             return 1
+    except BrokenPipeError:
+        raise
     except (LookupError, OSError, ValueError) as error:
         sys.stderr.write(f"monarch-nb top: {error.args[0] if isinstance(error, LookupError) else error}\n")
         return 1

@@ -15,6 +15,8 @@ from monarch_nb.cli import main
 from monarch_nb.doctor import Check
 from monarch_nb.host import folders
 from monarch_nb.transport import Keys
+from monarch_nb.transport.tcp.endpoints import knock
+from tests.polling import until
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
@@ -49,6 +51,34 @@ def agent(tmp_path: Path) -> Iterator[str]:
         process.send_signal(signal.SIGTERM)
         process.wait(20)
         process.stdout.close()
+
+
+@pytest.mark.parametrize("command", [("mesh", "ls"), ("job", "ls"), ("top", "--list")])
+def test_a_command_whose_output_is_not_read_ends_without_a_traceback(command: tuple[str, ...], tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    for close in ({"stdout": writing}, {"preexec_fn": lambda: os.close(1)}):
+        done = subprocess.run(
+            [sys.executable, "-m", "monarch_nb", *command], stderr=subprocess.PIPE, text=True, check=False,
+            cwd=tmp_path, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}, **close,  # type: ignore[call-overload]
+        )  # fmt: skip
+        assert (done.stderr, done.returncode) == ("", int("stdout" in close))
+    os.close(writing)
+
+
+def test_an_agent_without_standard_streams_runs(tmp_path: Path) -> None:
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monarch_nb", "agent", "--tcp", f"tcp://127.0.0.1:{port}", "--insecure-loopback",
+         "--keep"],
+        preexec_fn=lambda: os.closerange(0, 3),
+    )  # fmt: skip
+    try:
+        until(lambda: knock(f"tcp://127.0.0.1:{port}", 1.0) or process.poll() is not None)
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
 
 
 def test_the_version_and_the_commands_are_told() -> None:
