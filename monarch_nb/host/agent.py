@@ -431,7 +431,7 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     _settle(options)
     try:
         folders.make_run_folder(options.run_folder)
-    except OSError as error:
+    except (OSError, TransportError) as error:
         sys.stderr.write(f"the host agent has no run folder: {error}\n")
         return 1
     become_subreaper()

@@ -20,6 +20,7 @@ import uuid
 from pathlib import Path
 
 from monarch_nb._private import is_private, open_private
+from monarch_nb.transport import room_for
 from monarch_nb.wire import host_id, parse_address
 
 _MARK = "mnb"
@@ -108,8 +109,14 @@ def host_of_folder(folder: Path) -> str:
 def make_run_folder(path: Path) -> None:
     """Makes the folder, with `logs` and `spool` in it, for this user only; it is in use until it is removed here.
 
-    Raises PermissionError if the path is taken by something that is not this user's own and private.
+    Raises PermissionError if the path is taken by something that is not this user's own and private, and TransportError
+    if there is no room.
     """
+    with room_for(path):
+        _make_run_folder(path)
+
+
+def _make_run_folder(path: Path) -> None:
     fd = _locks.get(path, -1)
     if fd < 0 or not _is_at(path, fd):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +171,8 @@ def hold(path: Path) -> int:
     """Locks a folder for its agent while the returned descriptor is open. Raises BlockingIOError if there is one."""
     folder = open_private(path)
     try:
-        return _hold(folder)
+        with room_for(path / "lock"):
+            return _hold(folder)
     finally:
         os.close(folder)
 

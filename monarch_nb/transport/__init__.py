@@ -12,6 +12,7 @@ from monarch_nb.transport.errors import (
     descriptors_for,
     is_descriptor_limit,
     lost_here,
+    room_for,
 )
 from monarch_nb.transport.interrupts import (
     AGAIN_S,
@@ -66,6 +67,7 @@ __all__ = [
     "reason_of",
     "reason_parcel",
     "require_keys",
+    "room_for",
     "signal_again",
     "split",
     "take_back",

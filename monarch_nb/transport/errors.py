@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import resource
 from collections.abc import Iterator
 
@@ -57,6 +58,20 @@ def descriptors_for(doing: str) -> Iterator[None]:
         if is_descriptor_limit(error):
             raise descriptor_limit(doing) from error
         raise
+
+
+@contextlib.contextmanager
+def room_for(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raises TransportError, which says what to do, if the block finds no room for a file or folder at `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        raise TransportError(
+            f"{os.fspath(path)} cannot be made: {error.strerror}. Make room there, also for more files (`df -i`), or "
+            "choose another folder with XDG_RUNTIME_DIR or TMPDIR"
+        ) from error
 
 
 def is_descriptor_limit(error: OSError | None, number: int | None = None) -> bool:

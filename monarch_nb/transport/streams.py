@@ -17,7 +17,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_nb.transport.errors import NotConnectedError, TransportError, descriptor_limit, is_descriptor_limit
+from monarch_nb.transport.errors import (
+    NotConnectedError,
+    TransportError,
+    descriptor_limit,
+    is_descriptor_limit,
+    room_for,
+)
 from monarch_nb.transport.reader import Burst, Reader
 from monarch_nb.wire import Frame
 
@@ -335,12 +341,15 @@ class UnixListener:
                 raise descriptor_limit(f"listening on {path}") from error
             raise TransportError(f"cannot listen on {path}: {error}") from error
         try:
-            _clear(path)
-            self._socket.bind(path)
-            self._socket.listen(backlog)
-        except OSError as error:
+            with room_for(path):
+                _clear(path)
+                self._socket.bind(path)
+                self._socket.listen(backlog)
+        except (OSError, TransportError) as error:
             self._socket.close()
             os.close(self._spare)
+            if isinstance(error, TransportError):
+                raise
             raise TransportError(f"cannot listen on {path}: {error.strerror or error}") from error
         self._socket.setblocking(False)
         self._reader, self._connected = reader, connected

@@ -1,6 +1,7 @@
 """The parts of a host agent that need no process."""
 
 import contextlib
+import errno
 import importlib
 import itertools
 import os
@@ -29,6 +30,7 @@ from monarch_nb.host.procs.reaper import OomCounter, Reaper, exit_reason, last_l
 from monarch_nb.host.procs.template import _serve
 from monarch_nb.host.protocol import KeepSpares
 from monarch_nb.logs.spool import ERR, TEXT
+from monarch_nb.transport import TransportError
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -281,6 +283,15 @@ def test_a_folder_goes_while_others_still_make_files_in_it(tmp_path: Path) -> No
         stop.set()
         for maker in makers:
             maker.join()
+
+
+def test_a_disk_without_room_for_a_run_folder_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_inode(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkdir", no_inode)
+    with pytest.raises(TransportError, match=r"mnb-\d+-h cannot be made: No space left.*`df -i`.*TMPDIR"):
+        folders.make_run_folder(folders.run_folder_for("h", tmp_path))
 
 
 @pytest.mark.parametrize("listening", [True, False])
