@@ -450,8 +450,10 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
         sys.stderr.write(f"{error}\n")
         _leave_nothing(options)
         return 1
-    except BlockingIOError:  # the folder belongs to another agent
-        raise
+    except folders.FolderInUseError as error:  # which is not removed
+        sys.stderr.write(f"host {options.host} runs here: {error.strerror}. End it first, or start another host, with "
+                         "another port (--tcp) or --host\n")  # fmt: skip
+        return 1
     except BaseException:
         _leave_nothing(options)
         raise

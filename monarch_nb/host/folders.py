@@ -34,6 +34,10 @@ _PATIENCE_S = 5.0  # for another process to remove the remains there
 _FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
+class FolderInUseError(BlockingIOError):
+    """A run folder has an agent already."""
+
+
 os.register_at_fork(after_in_child=_locks.clear)  # the locks are the parent's
 
 
@@ -168,11 +172,13 @@ def release(path: Path) -> None:
 
 
 def hold(path: Path) -> int:
-    """Locks a folder for its agent while the returned descriptor is open. Raises BlockingIOError if there is one."""
+    """Locks a folder for its agent while the returned descriptor is open. Raises FolderInUseError if there is one."""
     folder = open_private(path)
     try:
         with room_for(path / "lock"):
             return _hold(folder)
+    except BlockingIOError as error:
+        raise FolderInUseError(error.errno, f"the run folder {path} has an agent already") from None
     finally:
         os.close(folder)
 

@@ -81,6 +81,12 @@ def test_an_agent_without_standard_streams_runs(tmp_path: Path) -> None:
         process.wait(20)
 
 
+def test_a_second_agent_at_the_same_port_says_that_the_host_runs(agent: str, tmp_path: Path) -> None:
+    second = cli("agent", "--tcp", agent, "--key", str(tmp_path / "job.key"), "--keep")
+    assert (second.returncode, second.stderr.count("\n")) == (1, 1)
+    assert "has an agent already. End it first" in second.stderr
+
+
 def test_the_version_and_the_commands_are_told() -> None:
     assert cli("--version").stdout == f"monarch-nb {__version__}\n"
     usage = cli("--help")
