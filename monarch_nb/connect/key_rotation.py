@@ -1,5 +1,6 @@
 """Rotation of the key of hosts in use: all hosts that share a key change it together."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -14,7 +15,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
-from monarch_nb.transport import Keys, KeyStep, TrustError
+from monarch_nb.transport import Keys, KeyStep, TransportError, TrustError
 from monarch_nb.wire import agent_of, host_name
 
 __all__ = ["rotate_key"]
@@ -54,7 +55,8 @@ class _KeyRotation:
                 raise self._unchanged(f"{file} cannot be written: {error.strerror or error}") from error
         except BaseException:
             for remote in self._remotes:
-                self._runtime.post(agent_of(remote.host), verbs.KEY, self._message("cancel"))
+                with contextlib.suppress(TransportError):  # it has ended, and is why nothing changes
+                    self._runtime.post(agent_of(remote.host), verbs.KEY, self._message("cancel"))
             node.change_keys("cancel", old, new)
             raise
         requests = self._ask("use")

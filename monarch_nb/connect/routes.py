@@ -14,7 +14,7 @@ from monarch_nb.host.folders import run_folder_for
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.supervision import hosts_text
-from monarch_nb.transport import Keys, split
+from monarch_nb.transport import Keys, TransportError, split
 from monarch_nb.wire import Done, agent_of, host_name
 
 logger = logging.getLogger(__name__)
@@ -227,7 +227,8 @@ class HostRoutes:
         attached = tuple(self.attached.values())
         for host in (*self.local, *(remote.host for remote in attached if not remote.lost)):
             if host not in losses:
-                self._runtime.post(agent_of(host), verbs.LOST, lost)
+                with contextlib.suppress(TransportError):  # lost itself a moment ago: the others learn of both
+                    self._runtime.post(agent_of(host), verbs.LOST, lost)
 
     def _send_hosts(self, host: str, hosts: p.Hosts) -> Future[Done]:
         return request(self._runtime, agent_of(host), verbs.HOSTS, hosts)

@@ -148,6 +148,18 @@ def test_a_file_that_cannot_be_written_changes_nothing(agents: list[HostProcess]
     job.kill()
 
 
+def test_a_host_that_ends_during_a_change_keeps_all_others_at_the_former_key(
+    agents: list[HostProcess], key: Path, faults: list[Any]
+) -> None:
+    old_keys, hosts = Keys.load(key), attach(agents, key)
+    agents[0].kill()
+    with pytest.raises(TrustError, match="the key was not changed: .* has ended"):
+        hosts.rotate_key(key)
+    assert Keys.load(key) == old_keys
+    hosts.rotate_key(key)
+    assert attach_hosts([agents[1].endpoint], key=key, timeout=SOON).initialized.get(SOON)
+
+
 def test_agents_that_cannot_write_their_key_files_keep_the_former_key(key: Path, tmp_path: Path) -> None:
     folder, old = tmp_path / "agent", Keys.load(key)
     folder.mkdir()

@@ -13,6 +13,7 @@ from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.host.launch import AgentStartError
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Future, pending_future, resolve_future
+from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Done
 
 pytestmark = pytest.mark.timeout(20)
@@ -83,3 +84,18 @@ def test_hosts_end_if_the_next_does_not_start(agents: LocalAgents, monkeypatch: 
 def test_an_impossible_number_of_hosts_starts_none(count: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         own_hosts.local_hosts(count)
+
+
+def test_a_loss_is_announced_to_all_hosts_beside_one_that_ended(agents: LocalAgents) -> None:
+    sent, runtime = list[str](), agents._runtime
+    hosts = runtime.part(HostRoutes)
+
+    def post(address: str, *_: object) -> None:
+        if address == "h2/agent":
+            raise UnreachableError("it has ended")
+        sent.append(address)
+
+    runtime.later, runtime.post = (lambda _, run: run()), post  # type: ignore[method-assign]
+    hosts.local.update({"h2": 1, "h3": 1})
+    hosts.announce_lost("h4", "its agent has ended", 1, 1)
+    assert sent == ["h3/agent"]
