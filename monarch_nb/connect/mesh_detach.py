@@ -48,6 +48,7 @@ from monarch_nb.settings import format_duration, settings
 from monarch_nb.supervision import Cause, Driver
 from monarch_nb.supervision.actions import Action, ShowFailure
 from monarch_nb.supervision.machine import SupervisionMachine
+from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, agent_of, decode, encode, error_line, host_name, msgpack_decoder
 
 logger = logging.getLogger(__name__)
@@ -349,7 +350,10 @@ class Detacher:
             if last.get(host) == plain:
                 continue
             last.pop(host, None)
-            self._runtime.post(agent_of(host), verbs.HOLD, hold)
+            try:
+                self._runtime.post(agent_of(host), verbs.HOLD, hold)
+            except UnreachableError:  # it has just ended: the others hold their parts
+                continue
             last[host] = None if hold.parts else plain
 
     def _store_answers(self, state: ProcState) -> None:
