@@ -124,6 +124,14 @@ def test_large_bodies_arrive_whole_and_writable(
             assert b.get()[1] == [b"small"]
 
 
+@pytest.mark.parametrize("address", ["host.invalid", "192.0.2.1"])
+def test_listening_at_a_foreign_address_says_that_it_is_foreign(address: str) -> None:
+    endpoint = f"tcp://{address}:22222"
+    node = Node("h/agent", run_folders={}, handler=print, on_link_failed=print, tcp_bind=endpoint, keys=Keys.create())
+    with pytest.raises(TransportError, match=f"cannot listen on {endpoint}: this machine has no such"):
+        node.start()
+
+
 def test_a_cut_connection_is_resumed_without_loss_or_repetition() -> None:
     keys = Keys.create()
     listener = agent("h1", keys)

@@ -2,6 +2,7 @@
 that a link can write to: a socket dialled by this process, and the connection that the peer dialled.
 """
 
+import errno
 import os
 import struct
 import threading
@@ -78,7 +79,9 @@ def listen(router: Socket, endpoint: str, limits: Limits, bound: int | None = No
     except zmq.ZMQError as error:
         if is_descriptor_limit(None, error.errno):
             raise descriptor_limit(f"listening on {endpoint}") from error
-        raise TransportError(f"cannot listen on {endpoint}: {zmq.strerror(error.errno or 0)}") from error
+        absent = error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL)  # a name that is not known is a device to libzmq
+        reason = "this machine has no such address" if absent else zmq.strerror(error.errno or 0)
+        raise TransportError(f"cannot listen on {endpoint}: {reason}") from error
 
 
 def dial(context: Context, endpoint: str, routing_id: str, keys: Keys | None, limits: Limits) -> Socket:
