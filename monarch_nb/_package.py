@@ -41,7 +41,7 @@ def open_streams() -> None:
     """Opens the null device as standard streams that are closed: other files would get their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - gets the lowest number that is free, its own
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # gets the lowest free number, its own
 
 
 class NotYetError(ModuleNotFoundError):

@@ -453,9 +453,9 @@ def _reception_at(runtime: Runtime, endpoint: str, keys: Keys | None, insecure_l
     if reception is None or not reception.belongs_to(runtime):
         reception = _reception = Reception(runtime, endpoint, keys, insecure_loopback)
     elif endpoint not in (reception.address, reception.endpoint) or reception.keys != keys:
-        other = "with another key" if endpoint in (reception.address, reception.endpoint) else f"at {endpoint}"
+        conflict = "with another key" if endpoint in (reception.address, reception.endpoint) else f"at {endpoint}"
         raise ValueError(
-            f"this process accepts hosts at {reception.endpoint} already, and cannot accept them {other} as well"
+            f"this process accepts hosts at {reception.endpoint} already, and cannot accept them {conflict} as well"
         )
     return reception
 

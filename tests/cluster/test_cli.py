@@ -54,7 +54,7 @@ def agent(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", [("mesh", "ls"), ("job", "ls"), ("top", "--list")])
-def test_a_command_whose_output_is_not_read_ends_without_a_traceback(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_command_without_a_reader_ends_without_a_traceback(command: tuple[str, ...], tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     for close in ({"stdout": writing}, {"preexec_fn": lambda: os.close(1)}):
@@ -81,7 +81,7 @@ def test_an_agent_without_standard_streams_runs(tmp_path: Path) -> None:
         process.wait(20)
 
 
-def test_a_second_agent_at_the_same_port_says_that_the_host_runs(agent: str, tmp_path: Path) -> None:
+def test_a_second_agent_at_a_port_says_that_the_host_runs(agent: str, tmp_path: Path) -> None:
     second = cli("agent", "--tcp", agent, "--key", str(tmp_path / "job.key"), "--keep")
     assert (second.returncode, second.stderr.count("\n")) == (1, 1)
     assert "has an agent already. End it first" in second.stderr

@@ -285,7 +285,7 @@ def test_a_folder_goes_while_others_still_make_files_in_it(tmp_path: Path) -> No
             maker.join()
 
 
-def test_a_disk_without_room_for_a_run_folder_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_folder_without_room_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_inode(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -86,7 +86,7 @@ def test_an_impossible_number_of_hosts_starts_none(count: Any, error: type[Excep
         own_hosts.local_hosts(count)
 
 
-def test_a_loss_is_announced_to_all_hosts_beside_one_that_ended(agents: LocalAgents) -> None:
+def test_a_loss_is_announced_although_one_host_has_ended(agents: LocalAgents) -> None:
     sent, runtime = list[str](), agents._runtime
     hosts = runtime.part(HostRoutes)
 

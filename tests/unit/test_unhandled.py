@@ -68,7 +68,7 @@ def test_a_failure_ends_a_script_that_has_no_thread_left(
     assert "it was killed" in capsys.readouterr().err
 
 
-def test_a_failure_is_shown_if_no_thread_is_left_for_the_hook(
+def test_a_failure_is_shown_if_the_hook_gets_no_thread(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[MeshFailure] = []
