@@ -107,6 +107,7 @@ class SPMDProgram(Struct, frozen=True):
         global _began
         figures, console = open_figures(), sys.modules["__main__"]
         argv, path = sys.argv, sys.path[:]
+        streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         try:
             folder = os.getcwd() if self.source is None else os.path.dirname(self.words[0])
@@ -121,6 +122,8 @@ class SPMDProgram(Struct, frozen=True):
                 raise RuntimeError(f"{self} ended with status {end.code}") from end
         finally:
             sys.argv, sys.path[:] = argv, path
+            for name, stream in streams.items():
+                _restore(name, stream)
             sys.modules["__main__"] = console
             vars(console).update({name: value for name, value in vars(main).items() if not name.startswith("__")})
             show_figures(figures)
@@ -143,6 +146,16 @@ class SPMDProgram(Struct, frozen=True):
         sys.argv[0] = spec.origin or name
         vars(main).update(__file__=spec.origin, __spec__=spec, __package__=spec.parent, __loader__=spec.loader)
         exec(code, vars(main))
+
+
+def _restore(name: str, stream: Any) -> None:
+    """Makes a standard stream again what it was before a program that may have replaced it."""
+    program = getattr(sys, name)
+    if program is not stream:
+        setattr(sys, name, stream)
+        with contextlib.suppress(ValueError):  # it is detached or closed
+            if getattr(program, "buffer", None) is getattr(stream, "buffer", stream):
+                program.detach()  # its end would close the buffer
 
 
 def _forget_edited(folder: str) -> None:

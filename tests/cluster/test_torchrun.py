@@ -157,6 +157,18 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+@pytest.mark.parametrize("stream", ["None", "open(os.devnull, 'w')", "io.TextIOWrapper(sys.stdout.buffer)"])
+def test_a_script_that_replaces_stdout_does_not_mute_the_next(host: Any, tmp_path: Path, stream: str) -> None:
+    def state() -> tuple[bool, bool]:
+        return sys.stdout is sys.__stdout__, sys.stdout.closed
+
+    script = tmp_path / "mute.py"
+    script.write_text(f"import io, os, sys\nsys.stdout = {stream}\n")
+    procs = host.spawn_procs(per_host={"gpus": 2})
+    run(str(script), on=procs)
+    assert procs.run(state).get().values() == [(True, False)] * 2
+
+
 def test_a_script_with_a_device_mesh_runs_twice(host: Any, tmp_path: Path) -> None:
     """DTensor keeps what it knows of the mesh of the first run, whose groups the script itself has destroyed."""
     script = tmp_path / "sharded.py"
