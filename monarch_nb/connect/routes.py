@@ -1,5 +1,6 @@
 """Routes between hosts: messages to host agents about other hosts, and about lost ones."""
 
+import contextlib
 import ipaddress
 import logging
 import threading
