@@ -21,6 +21,8 @@ _COMMANDS = re.compile(
 )
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # a quick check for none
 _SUSPECT = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;:]*m)")  # except colours
+# Controls, ends of lines, surrogates, and what changes the direction of the text after it.
+_UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _TYPE: Any = vars(type)  # a metaclass may have names of its own
 
 
@@ -54,10 +56,11 @@ def harmless(text: str) -> str:
 
 
 def name_text(name: str) -> str:
-    """Returns a name as one line that can be sent and shown: what cannot be printed is escaped, as in its repr."""
-    if name.isprintable():
-        return name
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
+    """Returns a name as one line that can be sent and shown: what could break a display is escaped, as in its repr.
+
+    Other characters stay, also those that Python does not print, such as the joiners of emoji and of Persian.
+    """
+    return _UNNAMEABLE.sub(lambda match: repr(match[0])[1:-1], name)
 
 
 def _without_command(match: re.Match[str]) -> str:

@@ -20,6 +20,7 @@ from monarch_nb.wire import (
     first_line,
     format_exception,
     harmless,
+    name_text,
     pickle_failure,
     repr_of,
     text_of,
@@ -148,6 +149,16 @@ def test_a_text_keeps_colours_and_loses_other_terminal_commands():
         begun = time.monotonic()
         assert "\x1b" not in harmless(text)
         assert time.monotonic() - begun < 2
+
+
+def test_names_of_all_scripts_and_emoji_stay():
+    for name in ("👨\u200d👩\u200d👧", "می\u200cخواهم", "学習\u3000一", "🏴\U000e0067\U000e007f", "e\u0301"):
+        assert name_text(name) == name
+
+
+def test_names_lose_what_breaks_a_display():
+    assert name_text("a\nb\x1b\x85\x9b") == "a\\nb\\x1b\\x85\\x9b"
+    assert name_text("a\u2028b\u202ec\u2066d\ud800") == "a\\u2028b\\u202ec\\u2066d\\ud800"
 
 
 def test_no_text_of_any_kind_of_exception_commands_a_terminal():
