@@ -106,7 +106,7 @@ class StopRequested(BaseException):
     """Unwinds an endpoint whose actor requested its own stop, kill or abort."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Instance:
     """One incarnation of one actor: its names, its rank, and how it can end itself."""
 
@@ -182,6 +182,9 @@ class Instance:
     def __repr__(self) -> str:
         return str(self.actor_id)
 
+    def __repr__(self) -> str:
+        return f"Instance({self.text})"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("an actor instance cannot be sent; send a reference to its mesh")
 
@@ -192,11 +195,11 @@ class Context:
 
     actor_instance: Instance
     message_rank: Point = _NOWHERE
-    call: str = ""  # id of the call being handled
-    chain: tuple[str, ...] = ()  # calls that wait for it, outermost first, itself last
-    trace: str = ""  # W3C traceparent that came with the message
-    cause: str = ""  # outside of calls: the call that led to it
-    judging: bool = False  # True while it handles an undelivered message
+    call: str = field(default="", repr=False)  # id of the call being handled
+    chain: tuple[str, ...] = field(default=(), repr=False)  # calls that wait for it, outermost first, itself last
+    trace: str = field(default="", repr=False)  # W3C traceparent that came with the message
+    cause: str = field(default="", repr=False)  # outside of calls: the call that led to it
+    judging: bool = field(default=False, repr=False)  # True while it handles an undelivered message
 
     @property
     def origin(self) -> str:

@@ -15,6 +15,10 @@ class Teller(Actor):
         return str(context().actor_instance)
 
     @endpoint
+    async def representation(self) -> str:
+        return repr(context().actor_instance)
+
+    @endpoint
     async def child(self) -> Any:
         proc = context().actor_instance.proc
         assert dict(proc.extent) == {}
@@ -25,5 +29,6 @@ class Teller(Actor):
 def test_an_instance_is_written_as_the_chain_of_its_owners(quad: ProcMesh) -> None:
     tellers = quad.spawn("tellers", Teller)
     text = tellers.slice(gpus=1).text.call_one().get(20)
+    assert tellers.slice(gpus=1).representation.call_one().get(20) == f"Instance({text})"
     assert text == f"<root>.<{Teller.__module__}.Teller tellers{{'gpus': 1/4}}>"
     assert tellers.slice(gpus=1).child.call_one().get(20) == text + f".<{Teller.__module__}.Teller kid>"
