@@ -284,6 +284,32 @@ def test_quit_in_a_task_ends_its_endpoint_and_the_actor_lives(procs: ProcMesh) -
     looper.stop().get(SECONDS)
 
 
+def test_stacks_of_processes_are_those_of_all_their_actors(procs: ProcMesh, trainers: Any) -> None:
+    others: Any = procs.slice(gpus=0).spawn("others", Trainer)
+    futures = [trainers.slice(gpus=1).step.call(1), others.step.call(1)]
+    stopped(2)
+    text = debug.stacks(procs)
+    assert text.startswith("2  Trainer.step"), "without the library's frames on both sides"
+    assert text.endswith("1  idle  [gpus=2]")
+    assert debug.stacks(trainers).startswith("1  Trainer.step")
+    resume_all()
+    for future in futures:
+        future.get(SECONDS)
+    others.stop().get(SECONDS)
+
+
+def test_stacks_of_a_loop_are_those_of_endpoints_and_tasks(procs: ProcMesh) -> None:
+    looper: Any = procs.slice(gpus=0).spawn("looper", Looper)
+    future = looper.gathered.call_one()
+    stopped(1)
+    text = debug.stacks(looper)
+    assert text.startswith("1  Looper.gathered")
+    assert "1  Looper.stop" in text, "the thread is in another task"
+    resume_all()
+    future.get(SECONDS)
+    looper.stop().get(SECONDS)
+
+
 def test_the_table_names_stopped_ranks_and_those_that_are_not(trainers: Any) -> None:
     trainers.slice(gpus=slice(0, 2)).step.call(1)
     future = trainers.slice(gpus=2).wait_long.call_one()

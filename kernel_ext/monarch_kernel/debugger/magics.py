@@ -22,7 +22,6 @@ from ..arguments import check_options, read_names, read_place
 from ..completion import LineCompletion
 from ..jupyter import cell_name, give_back_underscores, line_magic_of
 from ..session import Session, SessionMagics
-from ..tensors import workers_on
 
 _BREAK = re.compile(r"(?P<location>\S+)(?:\s+if\s+(?P<condition>.+?))?\s+on\s+(?P<mesh>[^\d\W].*)", re.DOTALL)
 REPRODUCE_OPTIONS = ("--step", "--rank", "--limit")
@@ -321,14 +320,11 @@ class DebugMagics(SessionMagics):
 
         %stacks NAME [dim=0-2,5] ...
 
-        Ranks held by one long call in C, which cannot answer, are inspected with py-spy where it is installed.
-        From Python: monarch.debug.stacks(trainers).
+        Of a mesh of processes, these are the stacks of all actors on them. Ranks held by one long call in C, which
+        cannot answer, are inspected with py-spy where it is installed. From Python: monarch.debug.stacks(trainers).
         """
         selection = read_place("%stacks", line)
-        part = selection.of(self._session.find(selection.name))
-        texts = [debug.stacks(mesh) for mesh in (part, *workers_on(part))]
-        busy = [text for text in texts if not re.fullmatch(r"\d+  idle .*", text)]
-        return Listing("\n".join(busy) or texts[0])
+        return Listing(debug.stacks(selection.of(self._session.find(selection.name))))
 
     @line_magic
     def freeze(self, line: str) -> None:

@@ -93,12 +93,23 @@ def running_text(controller: Controller, records: Sequence[Stopped], name: FileN
 
 
 def stacks_text(controller: Controller, state: MeshState, ranks: Sequence[int], name: FileName = short) -> str:
-    """Returns the Python stacks of some ranks of a mesh, merged into one tree. Blocks for at most some seconds."""
+    """Returns the Python stacks of some ranks of a mesh, merged into one tree; of processes those of all their actors.
+
+    Blocks for at most some seconds.
+    """
     procs = proc_state_of(state)
     threads = controller.threads([procs.address(rank) for rank in ranks])
 
     def label(names: Sequence[str]) -> str:
         return places_of(state.region, map(int, names)) or "it"
+
+    def is_shown(thread: ThreadRecord, rank: int) -> bool:
+        if state is not procs:
+            return (thread.mesh, thread.rank) == (state.uid, rank)
+        mesh = controller.runtime.meshes.get(thread.mesh)
+        if mesh is None:  # of an actor that another one has spawned there
+            return bool(thread.mesh)
+        return proc_state_of(mesh) is procs and thread.rank == rank  # simulated processes share their threads
 
     stacks, idle, silent = [], [], []
     for rank in ranks:
@@ -106,7 +117,7 @@ def stacks_text(controller: Controller, state: MeshState, ranks: Sequence[int], 
         if isinstance(answer, str):
             silent.append(str(rank))
             continue
-        of_rank = [t for t in answer if (t.mesh, t.rank) == (state.uid, rank) and t.stack]
+        of_rank = [t for t in answer if t.stack and is_shown(t, rank)]
         stacks += [(str(rank), t.stack) for t in of_rank]
         if not of_rank:
             idle.append(str(rank))

@@ -17,6 +17,7 @@ from monarch_nb.debug.session.debuggers import Debuggers
 from monarch_nb.debug.session.thread import NOT_STOPPED
 from monarch_nb.mesh.console import Console
 from monarch_nb.runtime import ActorCell, EndpointProperty, Runtime
+from monarch_nb.runtime.actors.executors import ActorRun, frames_of, runs_of, suspended_frames
 from monarch_nb.settings import settings
 from monarch_nb.wire import Asker, Done, error_line, text_of
 
@@ -222,7 +223,9 @@ def _file_of(name: str, obj: object) -> str:
 
 
 def _threads(cells: Iterable[ActorCell]) -> tuple[ThreadRecord, ...]:
-    """Returns the threads of this process except the engine's; `cells` are its actors."""
+    """Returns the threads of this process except the engine's; those of its actors, `cells`, once for each endpoint
+    that runs.
+    """
     frames = sys._current_frames()
     by_thread = {cell.executor.thread.ident: cell for cell in cells}
     records = []
@@ -231,28 +234,26 @@ def _threads(cells: Iterable[ActorCell]) -> tuple[ThreadRecord, ...]:
         cell = by_thread.get(thread.ident)
         if frame is None or (cell is None and thread.name.startswith("monarch-")):
             continue
-        stack = stacks.walk(frame)
-        own = stacks.own_part(stack)
-        running = cell.running if cell is not None else None
-        if cell is not None and running is None and not own:
-            stack = []  # it waits for messages
-        records.append(
-            ThreadRecord(
-                thread.name,
-                stacks.frames(_without_wait(stack[own:])),
-                cell.spec.name if cell is not None else "",
-                cell.mesh if cell is not None else "",
-                cell.rank if cell is not None else 0,
-                running[1] if running is not None else "",
-                time.monotonic() - running[2] if running is not None else 0.0,
+        runs: list[ActorRun | None] = [*(runs_of(cell) if cell is not None else ())]
+        if all(run is not None and suspended_frames(run.task) for run in runs):
+            runs.append(None)  # the thread may run a task that none of them is
+        for run in runs:
+            steps = frames_of(run, frame) if run is not None else ()
+            stack = [(step, step.f_lineno or step.f_code.co_firstlineno) for step in steps][::-1] or stacks.walk(frame)
+            part = stacks.called_part(stack)
+            if cell is not None and run is None:
+                part = () if part[:1] == stack[:1] else part  # it waits for messages
+            elif not part:
+                part = stack
+            records.append(
+                ThreadRecord(
+                    thread.name,
+                    stacks.frames(part),
+                    cell.spec.name if cell is not None else "",
+                    cell.mesh if cell is not None else "",
+                    cell.rank if cell is not None else 0,
+                    run.endpoint if run is not None else "",
+                    time.monotonic() - run.since if run is not None else 0.0,
+                )
             )
-        )
     return tuple(records)
-
-
-def _without_wait(stack: list[stacks.Entry]) -> list[stacks.Entry]:
-    """Returns the stack without the library's innermost frames, such as the internals of `.get()`."""
-    end = len(stack)
-    while end and stacks.is_engine(stack[end - 1][0]):
-        end -= 1
-    return stack[:end]

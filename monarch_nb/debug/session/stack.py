@@ -80,6 +80,18 @@ def own_part(stack: Sequence[Entry]) -> int:
     return first if first < len(stack) else 0
 
 
+def called_part(stack: Sequence[Entry]) -> Sequence[Entry]:
+    """Returns the user's part of the stack of a running thread, without the call into this library that it is in."""
+    foreign = [index for index, (frame, _) in enumerate(stack) if not _within(frame, ("monarch_nb", *_PLUMBING))]
+    last = max((index for index in foreign if is_users(stack[index][0])), default=max(foreign, default=None))
+    if last is None:
+        return ()
+    end = last + 1
+    while end < len(stack) and not _within(stack[end][0], ("monarch_nb",)):
+        end += 1
+    return stack[own_part(stack[:end]) : end]
+
+
 def bottom_of(frame: types.FrameType) -> types.FrameType:
     """Returns the outermost frame of the user's code that `frame` runs in: usually the endpoint itself."""
     bottom, outer = frame, frame.f_back
