@@ -104,6 +104,11 @@ class CallNode:
         """Returns the mean share over some ranks."""
         return sum(self.shares.get(rank, 0.0) for rank in ranks) / len(ranks) if ranks else 0.0
 
+    @property
+    def total(self) -> float:
+        """The largest share of a rank; of a root it is above 1.0 where threads ran side by side."""
+        return max(self.shares.values(), default=0.0)
+
     def on_processor(self, ranks: Sequence[int]) -> float:
         """Returns the share of its time that was spent computing: 0.0 to 1.0."""
         shares = sum(self.shares.get(rank, 0.0) for rank in ranks)

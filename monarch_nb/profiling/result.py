@@ -105,6 +105,8 @@ class Profile:
             facts.append(f"{groups} groups")
         if self.cost:
             facts.append(f"sampling took {self.cost:.1%} of each")
+        if (total := self.tree().total) >= 1 + LEAST_SHARE:
+            facts.append(f"threads ran side by side: shares add up to {total:.0%}")
         return facts
 
     def warnings(self) -> list[str]:

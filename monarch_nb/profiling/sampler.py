@@ -48,16 +48,21 @@ class Stacks:
 
     def samples(self, cells: Iterable[ActorCell], *, threads: bool) -> Iterator[tuple[str, int, Stack]]:
         """Yields the actors, and with `threads` other threads of the process: a name, the thread's native number, the
-        stack. The stack of an actor that waits for messages is empty. The library's own threads are left out.
+        stack. The stack of an actor that waits for messages is empty; with `threads`, one stands for the process while
+        all of its actors wait. The library's own threads are left out.
         """
         frames = sys._current_frames()
         idents = set()
+        actors = []
         for cell in cells:
             thread = cell.executor.thread
             idents.add(thread.ident)
-            yield cell.spec.name, thread.native_id or 0, self._of_actor(cell, frames.get(thread.ident or 0))
+            steps = self._of_actor(cell, frames.get(thread.ident or 0))
+            actors.append((cell.spec.name, thread.native_id or 0, steps))
         if not threads:
+            yield from actors
             return
+        yield from [actor for actor in actors if actor[2]] or actors[:1]
         for thread in threading.enumerate():
             frame = frames.get(thread.ident or 0)
             if frame is None or thread.ident in idents or thread.name.startswith(_OWN_PREFIX):

@@ -317,6 +317,29 @@ def test_frames_are_named_by_function_and_line_and_threads_by_name() -> None:
     assert "MainThread" in frames
 
 
+def test_waiting_of_a_process_counts_while_all_its_actors_wait() -> None:
+    stop = threading.Event()
+    cells: Any = [Idle(lambda: stop.wait(20)), Idle(lambda: stop.wait(20))]
+    stacks = Stacks()
+    of_cells: dict[int, Stack] = {0: (), 1: ()}
+    stacks._of_actor = lambda cell, frame: of_cells[cells.index(cell)]  # type: ignore[method-assign,assignment]
+    try:
+        assert [stack for name, _, stack in stacks.samples(cells, threads=True) if name == "idle"] == [()]
+        of_cells[1] = (STEP,)
+        assert [stack for name, _, stack in stacks.samples(cells, threads=True) if name == "idle"] == [(STEP,)]
+        assert [stack for _, _, stack in stacks.samples(cells, threads=False)] == [(), (STEP,)]
+    finally:
+        stop.set()
+
+
+def test_a_heading_says_where_shares_exceed_all_of_the_time() -> None:
+    samples = ProfileSamples()
+    weights = (Weight((0,), 1.0, 0.0, 100), Weight((1,), 0.9, 0.0, 90))
+    samples.add(Samples(1, 0, (LOAD, LEARN), 0, weights, 1.0, 0.0, 0))
+    profile = Profile("workers", Extent(["gpus"], [1]).region, 100, samples)
+    assert profile.heading()[-1] == "threads ran side by side: shares add up to 190%"
+
+
 # -- PyTorch's traces --------------------------------------------------------------------------------------------------
 
 
