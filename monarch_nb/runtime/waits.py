@@ -25,18 +25,19 @@ REMEMBERED = 4096
 
 
 class DeadlockDetector(WaitObserver):
-    """Records which actors of this process wait, without a limit, for which calls.
+    """Records which actors of this process wait for which calls.
 
-    A long wait is followed from actor to actor: to those that have not answered the call, from there, if they are
-    blocked themselves, to those that they wait for. Each step is checked in the process of its actor, and a blocked
-    actor stays blocked while the next one does, so a path that leads back to its beginning is a deadlock and nothing
-    else is. One wait of the circle, always the same, ends with a DeadlockError. Short waits cause no messages.
+    A long wait without a limit is followed from actor to actor: to those that have not answered the call, from there,
+    if they are blocked themselves, to those that they wait for. Each step is checked in the process of its actor, and a
+    blocked actor stays blocked while the next one does, so a path that leads back to its beginning is a deadlock and
+    nothing else is. One wait of the circle, always the same, ends with a DeadlockError. Short waits cause no messages.
     """
 
     def __init__(self, runtime: "Runtime") -> None:
         self._runtime = runtime
         self._lock = threading.Lock()
-        self._waiting: dict[ActorCell, tuple[str, float]] = {}  # call, since when
+        self._waiting: dict[ActorCell, tuple[str, float]] = {}  # call, since when; waits without a limit
+        self._limited: dict[ActorCell, str] = {}  # calls of waits that end by themselves
         self._probed: dict[ActorCell, tuple[str, float, float]] = {}  # call, when next, how long after that
         self._seen_probes: OrderedDict[tuple[str, int, str, int], None] = OrderedDict()
         self._ticking = False
@@ -53,13 +54,14 @@ class DeadlockDetector(WaitObserver):
             return None
         self._end_own(cell, future.wait_id)
         if timeout is not None:
-            return None
-        self._waiting[cell] = (future.wait_id, self._runtime.clock.monotonic())
-        if not self._ticking:
-            self._start()
+            self._limited[cell] = future.wait_id
+        else:
+            self._waiting[cell] = (future.wait_id, self._runtime.clock.monotonic())
+            if not self._ticking:
+                self._start()
 
         def leave() -> None:
-            self._waiting.pop(cell, None)
+            (self._waiting if timeout is None else self._limited).pop(cell, None)
 
         return leave
 
@@ -73,8 +75,8 @@ class DeadlockDetector(WaitObserver):
             call.fail(DeadlockError(description + more("manual/deadlocks.md")))
 
     def awaited_by(self, cell: "ActorCell") -> str:
-        """Returns the call that an actor waits for without a limit, "" for none."""
-        return self._waiting.get(cell, ("", 0.0))[0]
+        """Returns the call that an actor waits for, "" for none."""
+        return self._waiting.get(cell, (self._limited.get(cell, ""), 0.0))[0]
 
     # -- the clock's thread -----------------------------------------------------------------------------------------
 

@@ -55,13 +55,13 @@ class Trainer(Actor):
 class Reader(Actor):
     """Reads a pipe, by itself or through another actor."""
 
-    def __init__(self, other: Any = None) -> None:
-        self.other = other
+    def __init__(self, other: Any = None, limit: float | None = None) -> None:
+        self.other, self.limit = other, limit
 
     @endpoint
     def read(self, pipe: str) -> None:
         if self.other is not None:
-            self.other.read.call(pipe).get()
+            self.other.read.call(pipe).get(self.limit)
         else:
             Path(pipe).read_bytes()
 
@@ -199,12 +199,12 @@ def test_a_rank_whose_call_has_ended_is_missing_from_the_collective(trainers: An
     assert "Before that, gpus=1 has not begun all_reduce no. " in caught.value.__notes__[-1]
 
 
-@pytest.mark.parametrize("which", ["all", "first"])
-def test_an_actor_of_another_mesh_is_the_end_of_waits(tmp_path: Path, which: str) -> None:
+@pytest.mark.parametrize(("which", "limit"), [("all", None), ("first", None), ("first", SECONDS)])
+def test_an_actor_of_another_mesh_is_the_end_of_waits(tmp_path: Path, which: str, limit: float | None) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with contextmanager(spawned)(1, "last") as last, contextmanager(spawned)(1, "first") as first:
-        waiter: Any = first.spawn("waiter", Reader, last.spawn("reader", Reader))
+        waiter: Any = first.spawn("waiter", Reader, last.spawn("reader", Reader), limit)
         call = waiter.read.call(str(pipe))
         finding = finding_of(None if which == "all" else first, "waiting_on")
         pipe.write_bytes(b"")
