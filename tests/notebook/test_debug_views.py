@@ -114,6 +114,20 @@ def test_frames_are_shown_to_all_views_and_senseless_requests_refused(kernel: De
     assert kernel.run("f.get()").ok().text
 
 
+def test_a_rank_that_is_healed_is_no_longer_shown_as_failed(kernel: Debugged, view: ViewClient) -> None:
+    kernel.run("f = t.slice(gpus=0).only.call_one([0])").ok()
+    stopped(view, 1)
+    kernel.run("import os, signal; os.kill(t.slice(gpus=1).pid.call_one().get(), signal.SIGKILL)").ok()
+
+    def failed(view: ViewClient) -> bool:
+        return "failed" in str(now(view)["missing"])
+
+    view.until(failed)
+    kernel.run("%heal w").ok()
+    view.until(lambda view: not failed(view))
+    assert now(view)["stopped"] == 1
+
+
 @pytest.mark.slow
 def test_the_frames_of_a_failure_are_opened_on_request(kernel: Debugged, view: ViewClient) -> None:
     needs_subshell(view)

@@ -14,6 +14,8 @@ from monarch_nb.debug.service import controller_of
 from monarch_nb.mesh import ActorMesh, state_of
 from monarch_nb.runtime import ActorState, MeshState, Runtime, proc_state_of
 from monarch_nb.shape import Region, region_of_ranks
+from monarch_nb.store import store_of
+from monarch_nb.store.events import RankStateChanged
 from monarch_nb.wire import text_of
 
 from ..debugger.magics import StoppedTable
@@ -39,7 +41,7 @@ def place_in_mesh(runtime: Runtime) -> Callable[[Stopped], int]:
 
 
 class StoppedView:
-    """Sends all stopped ranks, at once and whenever they change. Ends with `close`."""
+    """Sends all stopped ranks and the rest of their meshes, at once and at each change. Ends with `close`."""
 
     def __init__(self, runtime: Runtime, send: Callable[[Message], None], request: Message, name: FileName) -> None:
         self._runtime = runtime
@@ -51,16 +53,15 @@ class StoppedView:
         self._changed.set()
         self._closed = False
         self._last: Message = {}
-        self._unlisten = self._controller.stopped.listen(self._on_stop)
+        self._unlisten = self._controller.stopped.listen(lambda *_: self._changed.set())
+        self._unfollow = store_of(runtime).follow(lambda _: self._changed.set(), RankStateChanged)
         threading.Thread(target=self._run, name="monarch-stops", daemon=True).start()
 
     def close(self) -> None:
         """Stops sending."""
         self._closed = True
         self._unlisten()
-        self._changed.set()
-
-    def _on_stop(self, kind: str, record: Stopped) -> None:
+        self._unfollow()
         self._changed.set()
 
     def _run(self) -> None:
