@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.error import UsageError
@@ -274,6 +275,9 @@ class RankCompletion:
         if before is not None:
             after = _WORD.match(code, cursor_pos)
             name = before.group() + (after.group() if after is not None else "")
+            if iskeyword(name) and code[: before.start()].rpartition("\n")[2].strip() == "%":  # IPython looks up none
+                data = self._shell.object_inspect_mime(f"%{name}", detail_level, omit_sections)
+                return {"status": "ok", "found": True, "data": data, "metadata": {}}
             text = self.described(code, name.rstrip("."), source=detail_level > 0)
             if text:
                 return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}

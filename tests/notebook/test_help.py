@@ -42,6 +42,11 @@ def test_help_with_two_question_marks_shows_the_users_source(helped: Notebook) -
     assert "return decay * sum(batch)" in helped.inspect("helped.learn", detail=1)
 
 
+@pytest.mark.parametrize("magic", ["%mesh", "%break"])  # IPython takes the second for a keyword
+def test_help_of_a_magic_is_shown_at_its_name(nb: Notebook, magic: str) -> None:
+    assert f"{magic} " in nb.inspect(f"1\n{magic}")
+
+
 def test_arguments_of_the_users_method_are_completed(helped: Notebook) -> None:
     assert "decay=" in helped.complete("helped.learn.call(dec")
     assert {"batch=", "decay="} <= set(helped.complete("helped.learn.call_one("))
