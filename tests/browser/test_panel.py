@@ -213,6 +213,16 @@ def test_a_button_in_static_html_heals_where_the_panel_is(panel: Panel) -> None:
     panel.row("gpus=0", "idle")
 
 
+def test_the_tree_has_room_in_a_low_window(panel: Panel) -> None:
+    before = panel.shown.viewport_size
+    panel.shown.set_viewport_size({**before, "height": 800})
+    try:
+        box = "document.querySelector('.mnb-panel .mnb-outline').clientHeight"
+        panel.shown.wait_for_function(f"() => {box} >= 7 * 24 && {box} < 250", timeout=10_000)
+    finally:
+        panel.shown.set_viewport_size(before)
+
+
 def test_the_tree_is_worked_by_keys(panel: Panel) -> None:
     from playwright.sync_api import expect
 

@@ -18,6 +18,8 @@ import { Parts } from "./parts";
 import type { Section } from "./sections";
 import { summaryOf } from "./summary";
 
+const TITLE = 24; // px: as high as a row of the tree, so that ten closed sections leave it some room
+
 /** A section as a widget, which reports its visibility. */
 class SectionWidget extends Widget {
   constructor(readonly section: Section) {
@@ -83,6 +85,7 @@ export class MonarchPanel extends SidePanel {
       area: () => _front.notebook?.node ?? null,
       open: (section) => this._expand(section),
     });
+    this._accordion.titleSpace = TITLE;
     const sections = this.parts.all;
     for (const section of sections) this.addWidget(new SectionWidget(section));
     const open = openSections();
