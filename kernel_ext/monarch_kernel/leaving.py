@@ -2,6 +2,7 @@
 
 import os
 import sys
+from itertools import count
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -82,7 +83,10 @@ def _of(mesh: Mesh, part: MeshSlice) -> Mesh:
 
 
 def bind(session: Session, attached: AttachedMesh) -> list[str]:
-    """Gives the meshes that were attached their former names; returns the variables that hold something else."""
+    """Gives the meshes that were attached their former names, or others where variables hold something else.
+
+    Returns a line about each of these.
+    """
     try:
         notes = json_decoder(Notes).decode(attached.notes) if attached.notes else Notes()
     except msgspec.DecodeError:
@@ -93,9 +97,14 @@ def bind(session: Session, attached: AttachedMesh) -> list[str]:
     bindings = {name: by_uid[uid] for name, uid in notes.variables.items() if uid in by_uid}
     bindings |= {state_of(mesh).name: mesh for uid, mesh in by_uid.items() if uid not in named}
     bindings |= {name: _of(by_uid[part.uid], part) for name, part in notes.parts.items() if part.uid in by_uid}
-    conflicts = [name for name, mesh in bindings.items() if is_name(name) and not session.bind(name, mesh)]
-    session.remember({name: arguments for name, arguments in notes.made.items() if arguments.uid in by_uid})
-    return conflicts
+    renamed: dict[str, str] = {}
+    for name, mesh in bindings.items():
+        if is_name(name) and not session.bind(name, mesh):
+            candidates = (f"{name}_{number}" for number in count(2))
+            renamed[name] = next(free for free in candidates if session.bind(free, mesh))
+    origins = {name: origin for name, origin in notes.made.items() if origin.uid in by_uid and name not in renamed}
+    session.remember(origins)  # for %mesh lines, which would replace the mesh in use
+    return [f"the variable {name} holds something else: the mesh is {free}" for name, free in renamed.items()]
 
 
 @magics_class
@@ -154,16 +163,20 @@ class LeavingMagics(SessionMagics):
         if not names:
             sys.stdout.write(f"{listing(detached_meshes())}\n")
             return None
+        mesh: Mesh | None = None
         for name in names:
             if name in {state.name for state in self._session.meshes().values()}:
-                sys.stdout.write(f"{name} is here\n")
+                mesh = self._session.find(name)
+                twins = [twin.uid for twin in detached_meshes() if twin.name == name and twin.holder is None]
+                more = f"; another mesh of this name was left: %attach {twins[-1]}" if twins else ""
+                sys.stdout.write(f"{name} is here{more}\n")
                 continue
             attached = attach_mesh(name, steal="--steal" in options)
-            conflicts = bind(self._session, attached)
-            sys.stdout.write(f"{attached.report.text()}\n")
-            for variable in conflicts:
-                sys.stdout.write(f"the variable {variable} holds something else, and stays as it is\n")
-        return self._session.find(names[-1])
+            notes = bind(self._session, attached)
+            sys.stdout.writelines(f"{line}\n" for line in (attached.report.text(), *notes))
+            meshes: tuple[Mesh, ...] = (attached.procs, *attached.actors)
+            mesh = next((part for part in meshes if state_of(part).name == name), attached.procs)
+        return mesh
 
     @line_magic
     def results(self, line: str) -> Results:

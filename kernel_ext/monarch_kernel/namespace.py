@@ -51,12 +51,15 @@ class Namespace:
         return list(dict.fromkeys(name for name, state in states if isinstance(state, cls)))
 
     def find(self, name: str) -> Mesh:
-        """Returns the mesh that a variable holds, or else the one that was spawned under a name. Raises UsageError."""
+        """Returns the mesh that a variable holds, or else the one that was spawned under a name. Raises UsageError.
+
+        A mesh that has ended is returned only if no living one has the name.
+        """
         value = self.value(name)
         mesh = mesh_in(value)
-        if mesh is not None:
-            return mesh
         states = [state for state in self.meshes().values() if state.name == name]
+        if mesh is not None and (state_of(mesh).stopped is None or not states):
+            return mesh
         if states:
             return whole_mesh(states[-1])
         names = ", ".join(self.names()) or "none yet; make one with %mesh workers gpus=4"

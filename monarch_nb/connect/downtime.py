@@ -1,6 +1,7 @@
 """The report of events on a mesh while it had no controller, and the results of calls that ended then."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
@@ -211,13 +212,14 @@ def listing(meshes: Sequence[MeshFile]) -> str:
     """Returns the meshes that can be attached, one per line."""
     if not meshes:
         return "no mesh was left: mesh.detach() leaves one, and %detach --keep 1h all of a kernel, when it ends"
-    return "\n".join(_line(mesh) for mesh in meshes)
+    counts = Counter(mesh.name for mesh in meshes)
+    return "\n".join(_line(mesh, f" ({mesh.uid})" if counts[mesh.name] > 1 else "") for mesh in meshes)
 
 
-def _line(mesh: MeshFile) -> str:
+def _line(mesh: MeshFile, uid: str) -> str:
     actors = f" with {', '.join(mesh.actors)}" if mesh.actors else ""
     hosts = ", ".join(dict.fromkeys(way.host for way in mesh.ways))
-    text = f"{mesh.name} {{{mesh.shape}}}{actors} on {mesh.machine} ({hosts})"
+    text = f"{mesh.name}{uid} {{{mesh.shape}}}{actors} on {mesh.machine} ({hosts})"
     if mesh.holder is not None:
         holder = mesh.holder
         return f"{text}: held by {holder.what}, process {holder.pid} on {holder.machine}, since {clock(holder.since)}"

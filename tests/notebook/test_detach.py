@@ -80,6 +80,28 @@ def test_a_restarted_kernel_goes_on_with_its_mesh_and_names(files: Path) -> None
         notebook.close()
 
 
+def test_meshes_of_one_name_are_attached_by_their_ids(files: Path) -> None:
+    owner, other = Notebook(), Notebook()
+    try:
+        owner.run(COUNTER).ok()
+        other.run(COUNTER).ok()
+        owner.run("%detach trainers").ok()
+        shown = other.run("%attach trainers").ok().stdout
+        assert "trainers is here; another mesh of this name was left: %attach p" in shown
+        attached = other.run(shown.partition("left: ")[2].strip()).ok()
+        assert attached.text == "<ProcMesh 'trainers' {gpus=2}>"
+        assert "the variable trainers holds something else: the mesh is trainers_2" in attached.stdout
+        assert other.run("trainers_2 == trainers, mine_2.add.call(1).get().values()").ok().text == "(False, [6, 6])"
+        other.run("first = trainers\n%mesh trainers gpus=2").ok()
+        assert other.run("trainers == first").ok().text == "True", "its line is not that of the mesh that was attached"
+        other.run("%stop trainers").ok()
+        other.run("del trainers_2, mine_2, first").ok()
+        assert other.run("%detach trainers").ok().stdout.startswith("trainers is left"), "the one that lives"
+    finally:
+        owner.close()
+        other.close()
+
+
 @pytest.mark.slow
 def test_a_killed_kernel_leaves_its_kept_mesh_and_takeovers_are_reported(
     files: Path, monkeypatch: pytest.MonkeyPatch

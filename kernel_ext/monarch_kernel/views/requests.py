@@ -237,9 +237,8 @@ class Requests:
 
     def _do_attach(self, runtime: Runtime, message: Message) -> Message:
         back = attach_mesh(str(message.get("uid")), steal=bool(message.get("steal")))
-        conflicts = bind(self._session, back)
-        also = [f"the variable {name} holds something else, and stays as it is" for name in conflicts]
-        return {"text": "\n".join([back.report.text(), *also])}
+        notes = bind(self._session, back)
+        return {"text": "\n".join([back.report.text(), *notes])}
 
     def _do_end(self, runtime: Runtime, message: Message) -> Message:
         return {"text": end_mesh(str(message.get("uid")), steal=bool(message.get("steal")))}
