@@ -70,7 +70,7 @@ LOOK_UPS = [
 
 @pytest.mark.parametrize(("words", "module", "definition"), LOOK_UPS)
 def test_a_look_up_leads_to_its_definition_in_two_steps(words: str, module: str, definition: str) -> None:
-    lines = [line for line in section("Where is …").splitlines() if words in line.partition(" | `")[0]]
+    lines = [line for line in section("Where is what").splitlines() if words in line.partition(" | `")[0]]
     assert [f"`{module}`" in line for line in lines] == [True]
     (file,) = (path for path in paths_of(module) if path.is_file())
     assert re.search(rf"^\s*(export )?(def|class|function) {definition}\b", file.read_text("utf-8"), re.MULTILINE)

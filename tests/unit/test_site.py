@@ -19,7 +19,7 @@ from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.transport import TrustError
 from monarch_nb.transport.keys import require_keys
 from scripts.site import order, reference, stories, versions
-from scripts.site.links import adapted, anchors, file_of, links, page_at
+from scripts.site.links import adapted, anchors, file_of, links, page_at, slug_of
 from scripts.site.names import Name, example, first_home, modules, names
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.sources]
@@ -58,6 +58,17 @@ def dead_links(page: str, texts: dict[str, str]) -> Iterator[str]:
 def test_links_between_pages_and_their_anchors_lead_somewhere() -> None:
     texts = {page: markdown(page) for page in order.pages(order.nav())}
     assert [link for page in texts for link in dead_links(page, texts)] == []
+
+
+def test_headings_with_links_have_the_same_anchor_on_github() -> None:
+    """GitHub leaves the hyphens of characters that it removes: `a-&-b` is `a--b` there, and `a-b` on the site."""
+    texts = {page: markdown(page) for page in order.pages(order.nav())}
+    anchored = {anchor for text in texts.values() for _, anchor in links(text) if anchor}
+    for page, text in texts.items():
+        for heading in re.findall(r"^#+ (\S.*)$", text, re.MULTILINE):
+            if slug_of(heading) in anchored:
+                plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+                assert slug_of(heading) == re.sub(r"[^\w -]", "", plain).lower().replace(" ", "-"), f"{page}: {heading}"
 
 
 def test_a_dead_link_is_found() -> None:
