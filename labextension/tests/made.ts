@@ -52,3 +52,8 @@ export function many(hosts: number): ClusterState {
 export function frame(): Promise<unknown> {
   return new Promise(requestAnimationFrame);
 }
+
+/** Waits until all draws are done: a frame executes at least one of them. */
+export async function drawn(): Promise<void> {
+  for (let frames = 0; frames < 6; frames++) await frame();
+}

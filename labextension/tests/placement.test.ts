@@ -10,6 +10,7 @@ import { nextTo } from "../src/views/drawing";
 import { byDimension, factsOf, movedText } from "../src/views/moves";
 import { PlacementPicture } from "../src/views/placement";
 import { tensorView } from "../src/views/tensors";
+import { drawn } from "./made";
 
 const box = (x: number, y: number, more: Partial<Piece> = {}): Piece => ({ x, y, w: 9, h: 9, fill: "#000000", ...more });
 
@@ -138,24 +139,23 @@ describe("the list of tensors", () => {
       document.body.replaceChildren(root);
       return { root, end: tensorView(cluster, root, { open }) };
     };
-    const frame = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 30));
     const first = mounted();
     tell({ type: "snapshot", seq: 0, state: { tensors: { "1": tensors(row(5, "w")) } } });
-    await frame();
+    await drawn();
     first.root.querySelector<HTMLElement>("[data-tensor] button")?.click();
-    await frame();
+    await drawn();
     expect(first.root.querySelectorAll(".mnb-open .mnb-drawing")).toHaveLength(2);
     tell({ type: "delta", prev: 0, seq: 1, patch: { tensors: { "1": { ...tensors(row(5, "w"), row(6, "t")) } } } });
-    await frame();
+    await drawn();
     expect(first.root.querySelectorAll("[data-tensor]")).toHaveLength(2);
     expect(first.root.querySelectorAll(".mnb-open .mnb-drawing")).toHaveLength(2);
     first.end();
     const again = mounted();
     tell({ type: "snapshot", seq: 1, state: { tensors: { "1": tensors(row(5, "w"), row(6, "t")) } } });
-    await frame();
+    await drawn();
     expect(again.root.querySelectorAll(".mnb-open .mnb-drawing")).toHaveLength(2);
     tell({ type: "delta", prev: 1, seq: 2, patch: { tensors: { "1": { ...tensors(row(6, "t")) } } } });
-    await frame();
+    await drawn();
     expect(again.root.querySelectorAll(".mnb-open")).toHaveLength(0);
     expect(open.id).toBe("");
     again.end();
@@ -171,20 +171,19 @@ describe("the list of tensors", () => {
       },
     };
     const cluster = new Cluster(channel);
-    const frame = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 30));
     const [cell, panel] = [document.createElement("div"), document.createElement("div")];
     document.body.replaceChildren(cell, panel);
     const ends = [tensorView(cluster, cell, {}), tensorView(cluster, panel, { current: true })];
     tell({ type: "snapshot", seq: 0, state: { tensors: { "1": tensors(row(5, "w")), "2": tensors(row(6, "t")) } } });
-    await frame();
+    await drawn();
     tell({ type: "delta", prev: 0, seq: 1, patch: { tensors: { "1": null } } });
-    await frame();
+    await drawn();
     expect(cell.querySelectorAll("[data-tensor]")).toHaveLength(2);
     expect(cell.querySelectorAll(".mnb-over [data-tensor]")).toHaveLength(1);
     expect(cell.querySelector(".mnb-over-since")?.textContent).toMatch(/stopped at \d\d:\d\d:\d\d; this is what it held/);
     expect(panel.querySelectorAll("[data-tensor]")).toHaveLength(1);
     tell({ type: "delta", prev: 1, seq: 2, patch: { tensors: { "1": { ...tensors(row(5, "w")) } } } });
-    await frame();
+    await drawn();
     expect(cell.querySelectorAll(".mnb-over")).toHaveLength(0);
     for (const end of ends) end();
   });
@@ -212,7 +211,6 @@ describe("the values of a tensor", () => {
     tensorView(new Cluster(channel), root, { placement: PLACEMENT, mesh: "u", ranks: [0], of: ["1", 5] });
     return { root, tell, asked };
   };
-  const frame = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 30));
   const button = (root: HTMLElement, text: string): HTMLButtonElement | undefined => [...root.querySelectorAll<HTMLButtonElement>(".mnb-values button")].find((one) => one.textContent === text && !one.hidden);
 
   it("are said to be had by a cell where there is no kernel, and asked for where there is one", async () => {
@@ -220,9 +218,9 @@ describe("the values of a tensor", () => {
     expect(root.querySelector(".mnb-values")?.textContent).toContain("t.full_tensor()");
     expect(button(root, "show values")).toBeUndefined();
     tell({ type: "snapshot", seq: 0, state: {} });
-    await frame();
+    await drawn();
     button(root, "show values")?.click();
-    await frame();
+    await drawn();
     expect(asked).toMatchObject([{ tensors: "1", number: 5 }]);
     expect([...root.querySelectorAll(".mnb-corner td")].map((cell) => cell.textContent)).toEqual(["1", "nan", "3", "4"]);
     expect([...root.querySelectorAll(".mnb-odd")].map((cell) => cell.textContent)).toEqual(["nan", "1"]);
@@ -237,12 +235,12 @@ describe("the values of a tensor", () => {
     const answers: FromKernel[] = [];
     const { root, tell } = shown((id) => ({ ...(answers.shift() as FromKernel), id }) as FromKernel);
     tell({ type: "snapshot", seq: 0, state: {} });
-    await frame();
+    await drawn();
     answers.push({ type: "reply", id: "", ok: true, result: LOOK }, { type: "reply", id: "", ok: false, error: "this tensor is gone: nothing refers to it any more" });
     button(root, "show values")?.click();
-    await frame();
+    await drawn();
     button(root, "show again")?.click();
-    await frame();
+    await drawn();
     expect(root.querySelectorAll(".mnb-corner")).toHaveLength(0);
     expect(root.querySelector(".mnb-values .mnb-wrong")?.textContent).toContain("nothing refers to it any more");
   });
