@@ -23,10 +23,11 @@ from monarch_nb.tensor.views import (
     check_reshape,
     check_writes,
     make_again,
+    make_stale,
     overlapping_inputs,
-    propagate_writes,
     record_reshape,
     record_views,
+    write_back,
 )
 
 if TYPE_CHECKING:
@@ -448,7 +449,7 @@ def run(
         stream.table.moved(site, plan)
     if plan.changes:
         if written is not None:
-            propagate_writes(plan, written, site)
+            write_back(plan, written, site)
         if plan.rebinds:
             before = inputs[0].reference
             inputs[0].meta, inputs[0].reference = outputs[0].meta, outputs[0].reference
@@ -489,6 +490,8 @@ def _check_changes(
     check_writes(plan, written, site)
     if has_gradient:
         check_gradients(plan, written)
+    for index in plan.writes:
+        make_stale(written[index])
     return targets, written
 
 

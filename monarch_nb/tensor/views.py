@@ -46,9 +46,10 @@ def record_views(plan: OperationPlan, inputs: Sequence[Reference], outputs: Sequ
 
 
 def make_again(stream: Stream, numbers: Iterable[int], site: CallSite | None) -> None:
-    """Recreates the stale views among these tensors."""
+    """Recreates the stale views among these tensors, which stay stale if this is interrupted."""
+    stale = stream.held.stale
     for number in numbers:
-        copied = stream.held.stale.pop(number, None)
+        copied = stale.get(number)
         if copied is None:
             continue
         source, references = copied.base.number, []
@@ -61,6 +62,7 @@ def make_again(stream: Stream, numbers: Iterable[int], site: CallSite | None) ->
             again = stream.held.references((number,)) if results[result] == number else ()
             _issue(stream, plan, (source, *results), site, again)
             source = results[result]
+        stale.pop(number, None)
 
 
 def check_writes(plan: OperationPlan, inputs: Sequence[Reference], site: CallSite | None) -> None:
@@ -245,24 +247,17 @@ def _end(reference: Reference, meta: Meta) -> int:
     return reference.offset + (last + 1) * meta.dtype.itemsize
 
 
-def propagate_writes(plan: OperationPlan, inputs: Sequence[Reference], site: CallSite | None) -> None:
-    """Propagates the writes of an issued plan to tensors that share memory."""
+def write_back(plan: OperationPlan, inputs: Sequence[Reference], site: CallSite | None) -> None:
+    """Writes copied views, to which an issued plan has written, back to their bases. They are marked as stale before."""
     for index in plan.writes:
-        reference = inputs[index]
-        if reference.memory is not None and reference.memory.copies:
-            propagate_write(reference, site)
+        _write_back(inputs[index], site)
 
 
-def propagate_write(reference: Reference, site: CallSite | None) -> None:
-    """Propagates a write to tensors that share memory.
-
-    A written copy is written back to its base; other copies become stale.
-    """
+def _write_back(reference: Reference, site: CallSite | None) -> None:
     if reference.copied is not None:
         numbers = (reference.copied.base.number, reference.number)
         _issue(reference.stream, _write_back_plan(reference), numbers, site, (reference.copied.base,))
-    if reference.memory is not None:
-        make_stale(reference.stream, reference.memory, exempt=reference)
+        reference.stream.held.stale.pop(reference.number, None)
 
 
 @contextmanager
@@ -287,7 +282,8 @@ def rewriting(references: Iterable[Reference]) -> Iterator[None]:
     finally:
         for reference in distinct:
             if reference.stream.lost is None:
-                propagate_write(reference, site)
+                make_stale(reference)
+                _write_back(reference, site)
 
 
 def _overlap(references: Sequence[Reference]) -> bool:
@@ -310,11 +306,16 @@ def share(view: Reference, source: Reference, offset: int, copied: Copied | None
         view.stream.held.stale[view.number] = copied
 
 
-def make_stale(stream: Stream, memory: LogicalMemory, exempt: Reference | None = None) -> None:
-    """Marks the copied views of a memory as stale."""
-    for copy in memory.copies:
-        if copy is not exempt and copy.copied is not None:
-            stream.held.stale[copy.number] = copy.copied
+def make_stale(reference: Reference) -> None:
+    """Marks the copied views of a tensor's memory, to which an operation writes, as stale.
+
+    Before the write, so that no interrupt leaves a view with other values than its base; a view that is written itself
+    is not stale once it was written back.
+    """
+    if reference.memory is not None:
+        for copy in reference.memory.copies:
+            if copy.copied is not None:
+                reference.stream.held.stale[copy.number] = copy.copied
 
 
 def _write_back_plan(reference: Reference) -> OperationPlan:

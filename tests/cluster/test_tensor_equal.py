@@ -1,5 +1,6 @@
 """Results of a mesh equal those of local tensors, or are errors: views, writes, random programs, refusals."""
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import monarch_nb
 from monarch_nb.config import configured
 from monarch_nb.distributed import GatherWarning, Mesh
 from monarch_nb.tensor.propagation import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError, rules
+from monarch_nb.tensor.stream import Stream
 from tests.cluster.actor_tools import spawned
 
 pytestmark = [
@@ -99,6 +101,38 @@ def test_a_view_whose_tensor_is_gone_keeps_what_was_written_last(mesh: Mesh) -> 
     assert view.tolist() == [7.0, 8.0]
     view.add_(1)
     assert view.tolist() == [8.0, 9.0]
+
+
+@pytest.mark.parametrize("change", ["tensor", "view"])
+def test_views_equal_their_tensor_whatever_an_interrupt_cuts(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    issue, remaining = Stream.issue, 100
+
+    def interrupted(stream: Stream, command: tuple[object, ...], *rest: Any) -> None:
+        nonlocal remaining
+        remaining -= 1
+        if remaining == -1:  # before a command, or after the one before
+            raise KeyboardInterrupt
+        issue(stream, command, *rest)
+
+    def write_and_read(t: Any, view: Any, other: Any) -> None:
+        (t if change == "tensor" else view).add_(1)
+        view + other[0]
+
+    t = rows(mesh, 4, 2)
+    write_and_read(t, t[3], t[1:])  # defines the plans
+    monkeypatch.setattr(Stream, "issue", interrupted)
+    for position in range(4 + (change == "view")):
+        t = rows(mesh, 4, 2)
+        view, other = t[3], t[1:]
+        remaining = position
+        with contextlib.suppress(KeyboardInterrupt):
+            write_and_read(t, view, other)
+        remaining = 100
+        whole = t.full_tensor()
+        assert torch.equal(view.full_tensor(), whole[3]), position
+        assert torch.equal(other.full_tensor(), whole[1:]), position
 
 
 def test_writes_that_would_be_lost_are_refused_with_what_to_do(mesh: Mesh) -> None:

@@ -191,8 +191,8 @@ class Variant:
             share(result, source, alias.offset, Copied(base, alias.steps) if alias.steps else None)
         for register in self.capture.program.written:
             reference = inputs[register]
-            if reference is not None and reference.memory is not None:
-                make_stale(self.stream, reference.memory)
+            if reference is not None:
+                make_stale(reference)
 
     def _handle(self, leaf: Leaf, references: Sequence[Reference], leaves: Sequence[object]) -> object:
         if leaf.kind == "given":
