@@ -496,3 +496,15 @@ def test_torch_compile_leaves_the_code_of_operations_alone(mesh: Mesh) -> None:
     with mesh.activate():
         assert monarch_nb.inspect(compiled(torch.ones(4))).item() == 8
     assert frames["total"] <= 4  # those of the function, not of what it calls
+
+
+def test_torch_compile_runs_operators_of_the_ranks_own_values(mesh: Mesh) -> None:
+    def function(x: Any) -> Any:
+        y = (2 * x + 1) @ x
+        x -= 1
+        return y if len(x) > 1 else -y
+
+    with mesh.activate():
+        x, expected = torch.arange(3.0), torch.tensor([13.0, -1.0, 0.0, 1.0])
+    compiled = torch.compile(function, backend="eager")
+    assert torch.cat([compiled(x).reshape(1), x]).tolist() == expected.tolist()

@@ -10,7 +10,7 @@ from monarch_nb.mesh import HeldByRanksError, ValueMesh
 from monarch_nb.shape import Selector
 from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.errors import RankTensorError, call_site
-from monarch_nb.tensor.handle import Destination, MeshTensor
+from monarch_nb.tensor.handle import Destination, MeshTensor, exclude_from_compile
 from monarch_nb.tensor.lanes import check_lane
 from monarch_nb.tensor.ranks import exchanging
 from monarch_nb.tensor.ranks.streams import MAIN, Stream
@@ -216,6 +216,7 @@ def _operator(name: str, function: Any, *, reflected: bool = False) -> Callable[
         return result
 
     operate.__name__ = name
+    exclude_from_compile(operate)
     return operate
 
 
