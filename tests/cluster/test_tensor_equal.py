@@ -103,6 +103,25 @@ def test_a_view_whose_tensor_is_gone_keeps_what_was_written_last(mesh: Mesh) -> 
     assert view.tolist() == [8.0, 9.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int64])
+def test_a_view_as_another_dtype_shares_memory(mesh: Mesh, dtype: torch.dtype) -> None:
+    for placement in PLACEMENTS:
+        expected = numbers(5, 4)
+        t = monarch_nb.distribute(expected, mesh, [placement])
+        for tensor in (t, expected):
+            tensor.view(dtype)[1:].bitwise_xor_(5)
+        assert t.view(dtype).tolist() == expected.view(dtype).tolist(), placement
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.complex32, torch.float8_e5m2])
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_dtypes_that_process_groups_lack_are_exchanged(mesh: Mesh, dtype: torch.dtype) -> None:
+    expected = torch.randint(0, 100, (4, 8), dtype=torch.int8).view(dtype)
+    t = monarch_nb.distribute(expected, mesh, [S0])
+    for move in (lambda t: t, lambda t: t[1], lambda t: torch.cat([t, t])):
+        assert torch.equal(move(t).full_tensor().view(torch.uint8), move(expected).view(torch.uint8))
+
+
 @pytest.mark.parametrize("change", ["tensor", "view"])
 def test_views_equal_their_tensor_whatever_an_interrupt_cuts(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch, change: str

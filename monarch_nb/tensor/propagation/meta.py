@@ -218,11 +218,13 @@ def _word(placement: Placement) -> str:
     return "Replicate" if placement.is_replicate() else str(placement)
 
 
-# Process groups carry these as wider dtypes, which represent the same numbers.
+# Process groups carry these as other dtypes, which represent the same numbers, or as many.
 _CARRIERS = {
     torch.int16: torch.int32,
     torch.uint16: torch.int32,
     torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+    torch.complex32: torch.complex64,
     torch.float8_e4m3fn: torch.float32,
     torch.float8_e5m2: torch.float32,
     torch.float8_e4m3fnuz: torch.float32,
@@ -232,7 +234,7 @@ _CARRIERS = {
 
 
 def carrier(dtype: torch.dtype) -> torch.dtype | None:
-    """Returns the wider dtype in which collectives carry values of a dtype; None if they carry it directly."""
+    """Returns the other dtype in which collectives carry values of a dtype; None if they carry it directly."""
     return _CARRIERS.get(dtype)
 
 

@@ -217,7 +217,8 @@ def _view(operation: Operation, write: Writer) -> list[Slot | None] | None:
     """
     source, sizes = operation.args[0], operation.args[1]
     assert isinstance(source, Slot)
-    assert isinstance(sizes, list | tuple)
+    if not isinstance(sizes, list | tuple):  # a view as another dtype
+        return None
     shape, numel = write.shape(source), math.prod(write.shape(source))
     if not numel:
         return None
