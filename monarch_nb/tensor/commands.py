@@ -14,18 +14,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Self, TypeVar, cast
 
 import msgspec
 
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.runtime import Future
+from monarch_nb.runtime import EncodedObject, Future, current_runtime
 from monarch_nb.tensor.errors import CallSite
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Placements, StepProgram
 from monarch_nb.tensor.verbs import Failure
-from monarch_nb.wire import msgpack_decoder
+from monarch_nb.wire import encode, msgpack_decoder, pickle_failure
 
 if TYPE_CHECKING:
     import torch
@@ -179,6 +179,19 @@ class Revive:
     result: int
 
 
+@dataclass(frozen=True)
+class PackedFunction:
+    """The encoded function and arguments of a command, in place of the function; a rank decodes them to run it."""
+
+    title: str
+    body: EncodedObject
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Always raises TypeError."""
+        raise TypeError(f"{self.title} is encoded: a rank calls what `unpack` returns")
+
+
+@dataclass(frozen=True)
 class FunctionCommand:
     """A command that runs a function of the program: its errors name it, and have its traceback."""
 
@@ -187,7 +200,35 @@ class FunctionCommand:
     @property
     def name(self) -> str:
         """The name of the function."""
+        if isinstance(self.function, PackedFunction):
+            return self.function.title
         return self.function if isinstance(self.function, str) else getattr(self.function, "__name__", "a function")
+
+    def pack(self, stream: "Stream") -> Self:
+        """Returns the command for a stream with its function and arguments encoded, unless the stream is simulated.
+
+        So what cannot be sent is an error of this command before it is issued, and what a rank cannot load is one of
+        this command on the ranks; either would fail a whole batch. Raises PickleFailure and errors of the objects' own
+        pickling.
+        """
+        if stream.is_simulated:
+            return self
+        content: dict[str, Any] = {
+            name: getattr(self, name) for name in ("function", "args", "kwargs") if hasattr(self, name)
+        }
+        try:
+            body = EncodedObject(encode(content, current_runtime()))
+        except Exception as error:
+            failure = pickle_failure(error, content, f"the `call` of {self.name}")
+            raise failure from failure.__cause__
+        content = dict.fromkeys(content, ())
+        return replace(self, **content | {"function": PackedFunction(self.name, body)})
+
+    def unpack(self) -> Self:
+        """Returns the command with its function and arguments, packed or not."""
+        if not isinstance(self.function, PackedFunction):
+            return self
+        return replace(self, **self.function.body.load(current_runtime()))
 
 
 @dataclass(frozen=True)

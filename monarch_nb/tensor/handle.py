@@ -253,7 +253,8 @@ def exclude_from_compile(function: Callable[..., object]) -> bool:
     Unlike `torch.compiler.disable`, which wraps the function, it costs nothing. Without it torch.compile spends tens of
     seconds on the code of this package when a compiled function uses a tensor of a mesh.
     """
-    getattr(function, "__func__", function)._torchdynamo_disable = True  # not traced as a part of its callers
+    code: Any = getattr(function, "__func__", function)
+    code._torchdynamo_disable = True  # not traced as a part of its callers
     try:
         frames = torch._C._dynamo.eval_frame
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)

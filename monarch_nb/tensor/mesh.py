@@ -294,7 +294,7 @@ class Mesh(MeshTrait, Destination):
         meta = Meta.of(self.layout, size, dtype, placements)
         reference = self.stream.hold(meta, call_site())
         self.stream.draws.announce(self.stream)
-        self.stream.issue_object(MakeParts(function, args, meta, reference.number))
+        self.stream.issue_object(MakeParts(function, args, meta, reference.number).pack(self.stream))
         return MeshTensor(meta, reference)
 
     # -- values of the ranks' own ----------------------------------------------------------------------------------
@@ -456,7 +456,7 @@ class Mesh(MeshTrait, Destination):
         """
         written: list[MeshTensor] = []
         sent_args, sent_kwargs = mapped((args, kwargs), lambda leaf: _as_reference(leaf, written))
-        command = RunFunction(function, sent_args, sent_kwargs)
+        command = RunFunction(function, sent_args, sent_kwargs).pack(self.stream)
         with rewriting(tensor.reference for tensor in written):
             return self.stream.run_everywhere(command, [tensor.reference for tensor in written])
 

@@ -112,6 +112,8 @@ class Stream:
     `title` is the name of the mesh; `send` sends a batch to the workers.
     """
 
+    is_simulated = False
+
     def __init__(
         self,
         title: str,
@@ -247,7 +249,7 @@ class Stream:
         self.quiet = True
         if self.lost is not None or self.coalesces or self._is_over():
             return
-        if self._exceeds_window() or not self._lock.acquire(blocking=False):
+        if self._batches.exceed_window(self._issued, self._bytes) or not self._lock.acquire(blocking=False):
             self.quiet = False
             FLUSHER.schedule(self)
             return
@@ -342,9 +344,6 @@ class Stream:
             self.awaits_reply = False
             FLUSHER.schedule(self)
 
-    def _exceeds_window(self) -> bool:
-        return self._batches.exceed_window(self._issued, self._bytes)
-
     def _is_over(self) -> bool:
         """Returns whether the group is known to have ended, so that commands sent now would not run."""
         if self._group.over >= 0:
@@ -360,7 +359,7 @@ class Stream:
         return False
 
     def _drain_to_window(self) -> None:
-        while self._exceeds_window() and self._batches:
+        while self._batches and self._batches.exceed_window(self._issued, self._bytes):
             self._settle_up_to(self._batches[0])
 
     # -- replies ----------------------------------------------------------------------------------------------------

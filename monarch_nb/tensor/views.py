@@ -248,7 +248,7 @@ def _end(reference: Reference, meta: Meta) -> int:
 
 
 def write_back(plan: OperationPlan, inputs: Sequence[Reference], site: CallSite | None) -> None:
-    """Writes copied views, to which an issued plan has written, back to their bases. They are marked as stale before."""
+    """Writes copied views, to which an issued plan has written, back to their bases. They are stale until then."""
     for index in plan.writes:
         _write_back(inputs[index], site)
 

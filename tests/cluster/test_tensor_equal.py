@@ -128,7 +128,7 @@ def test_views_equal_their_tensor_whatever_an_interrupt_cuts(
 ) -> None:
     issue, remaining = Stream.issue, 100
 
-    def interrupted(stream: Stream, command: tuple[object, ...], *rest: Any) -> None:
+    def interrupt(stream: Stream, command: tuple[object, ...], *rest: Any) -> None:
         nonlocal remaining
         remaining -= 1
         if remaining == -1:  # before a command, or after the one before
@@ -141,7 +141,7 @@ def test_views_equal_their_tensor_whatever_an_interrupt_cuts(
 
     t = rows(mesh, 4, 2)
     write_and_read(t, t[3], t[1:])  # defines the plans
-    monkeypatch.setattr(Stream, "issue", interrupted)
+    monkeypatch.setattr(Stream, "issue", interrupt)
     for position in range(4 + (change == "view")):
         t = rows(mesh, 4, 2)
         view, other = t[3], t[1:]

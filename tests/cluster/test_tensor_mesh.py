@@ -9,7 +9,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -166,6 +166,36 @@ def test_views_follow_what_a_function_writes_before_it_fails(mesh: Mesh) -> None
     with pytest.raises(RuntimeError, match=r"one of them only, or a copy of the view: view\.clone"):
         mesh.execute(lambda first, second: first.fill_(3), t, view)
     assert mesh.execute(lambda first, second: float(first[0] + second.sum()), t, view.clone()).values()[0] > 7
+
+
+class OnlyHere:
+    """What no other process can load."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return load_in, (os.getpid(),)
+
+
+def load_in(pid: int) -> None:
+    if os.getpid() != pid:
+        raise ModuleNotFoundError("it is not installed here")
+
+
+@pytest.mark.parametrize("how", ["execute", "from_parts", "remote"])
+def test_calls_that_cannot_be_sent_or_loaded_lose_no_tensors(mesh: Mesh, how: str) -> None:
+    t, lock = rows(mesh, torch.ones(4)), threading.Lock()
+    calls: dict[str, Callable[[object], object]] = {
+        "execute": lambda argument: mesh.execute(lambda *_: 1, t, argument),
+        "from_parts": lambda argument: mesh.from_parts(
+            lambda *_: torch.ones(2), argument, size=(4,), sharding_spec=["data"]
+        ).tolist(),
+        "remote": lambda argument: monarch_nb.remote(lambda *_: 1).call(t.per_rank(), argument).get(),
+    }
+    with pytest.raises(TypeError, match=r"cannot be sent: .*is a _thread\.lock"):
+        calls[how](lock)
+    assert t.tolist() == [1.0] * 4
+    with pytest.raises(TensorError, match="not installed here"):
+        calls[how](OnlyHere())
+    assert t.tolist() == [1.0] * 4
 
 
 def test_a_function_that_resizes_a_shard_is_refused_and_changes_nothing(mesh: Mesh) -> None:

@@ -29,6 +29,7 @@ from monarch_nb.tensor.ranks.tensor import RankTensor
 from monarch_nb.tensor.references import Reference
 from monarch_nb.tensor.views import rewriting, share
 from monarch_nb.tensor.workers.calls import OpaqueRef, Resolved, Returned, ReturnedTensor, to_returned
+from monarch_nb.tensor.workers.handover import CallActor
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
@@ -180,7 +181,7 @@ class Remote(SendsToPorts):
         """
         if self._propagate == "mocked":
             raise NotImplementedError("propagate='mocked': give a function that computes on tensors without values")
-        command = CallRemote(self._function, inputs.args, inputs.kwargs, joined=inputs.joined)
+        command = self._command(inputs)
         if self._propagate == "inspect":
             _issue(inputs, command, range(len(inputs.tensors)))
             return _nothing
@@ -197,6 +198,10 @@ class Remote(SendsToPorts):
         command = with_writes(command, [inputs.tensors[index] for index in outcome.written], results=numbers)
         _issue(inputs, command, outcome.written)
         return functools.partial(_result, inputs, outcome, references)
+
+    def _command(self, inputs: RemoteArguments) -> CallRemote:
+        command = CallRemote(self._function, inputs.args, inputs.kwargs, joined=inputs.joined)
+        return command if isinstance(self._function, CallActor) else command.pack(inputs.mesh.stream)
 
     def _first(self, inputs: RemoteArguments, command: CallRemote, key: object) -> Callable[[], Any]:
         """Calls it; the results are named once the ranks have described them."""
@@ -246,7 +251,7 @@ class Remote(SendsToPorts):
     def broadcast(self, *args: object, **kwargs: object) -> None:
         """Calls it on each rank without replies; reports errors."""
         inputs = RemoteArguments(args, kwargs, self._name)
-        command = CallRemote(self._function, inputs.args, inputs.kwargs, joined=inputs.joined)
+        command = self._command(inputs)
         _issue(inputs, command, range(len(inputs.tensors)))
 
     def send_to(
@@ -271,8 +276,7 @@ class Remote(SendsToPorts):
 
     def ask(self, inputs: RemoteArguments, only: int | None = None) -> _Answers:
         """Like `call`, with arguments that are read already, on all ranks or on a single one."""
-        command = CallRemote(self._function, inputs.args, inputs.kwargs, replies=True, only=only, joined=inputs.joined)
-        command = with_writes(command, inputs.tensors)
+        command = with_writes(self._command(inputs), inputs.tensors, replies=True, only=only)
         with rewriting(tensor.reference for tensor in inputs.tensors):
             values = inputs.mesh.stream.requested([(OBJECT, command)], f"remote({self._name})")
         return derived_future(values, lambda: values.get()[0])

@@ -92,6 +92,8 @@ class Simulation:
 class SimulatedStream(Stream):
     """A stream without workers. Commands are simulated as they are issued."""
 
+    is_simulated = True
+
     def __init__(
         self,
         simulation: Simulation,

@@ -398,6 +398,9 @@ class WorkerSession:
             values.append(value)
 
     def _dispatch(self, command: object) -> object:
+        if isinstance(command, FunctionCommand):
+            self._changed: Sequence[Number] = ()  # by the call so far
+            command = command.unpack()
         match command:
             case Define() | Making():
                 self._plans[command.number] = Executable(command, self.env, self._mesh, self._stopwatch)
@@ -450,7 +453,6 @@ class WorkerSession:
         """Calls a function of the program; returns the part of its result that the command requests."""
         if command.only is not None and command.only != self._rank:
             return None
-        self._changed: Sequence[Number] = ()  # by the call so far
         inputs: dict[Number, torch.Tensor] = {}
         args, kwargs = fill_in((command.args, command.kwargs), self.tensor, self._mesh, inputs)
         function = function_at(command.function) if isinstance(command.function, str) else command.function
