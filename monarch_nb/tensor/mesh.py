@@ -65,9 +65,13 @@ class Mesh(MeshTrait, Destination):
         name: str = "tensors",
         spares: int = 0,
     ) -> None:
+        if not isinstance(shape, Sequence) or not shape:
+            raise TypeError(
+                f"Mesh: the shape is {shape!r}. Mesh(shape=(2, 4)) spawns processes, Mesh.of(procs) takes those of a "
+                "proc mesh"
+            )
         names = tuple(mesh_dim_names) if mesh_dim_names is not None else tuple(f"dim_{n}" for n in range(len(shape)))
-        if len(names) != len(shape) or not shape:
-            raise ValueError(f"mesh_dim_names={names!r} for a shape of {len(shape)} dimensions: give one name for each")
+        _check_names(names, len(shape))
         _check_spares(spares)
         procs = this_host().spawn_procs(dict(zip(names, shape, strict=True)), name=name)
         self._begin(procs, device)
@@ -83,6 +87,7 @@ class Mesh(MeshTrait, Destination):
         a torch.distributed group.
         """
         if mesh_dim_names is not None:
+            _check_names(mesh_dim_names, len(procs.extent))
             procs = procs.rename(**dict(zip(procs.extent, mesh_dim_names, strict=True)))
         _check_spares(spares)
         mesh = cls.__new__(cls)
@@ -518,6 +523,11 @@ class Client:
     def shutdown(self, destroy_pg: bool = True, error_reason: object = None) -> None:
         """Waits for all issued operations. Raises TensorError for one that failed."""
         self._mesh.exit()
+
+
+def _check_names(names: Sequence[str], dims: int) -> None:
+    if len(names) != dims:
+        raise ValueError(f"mesh_dim_names={names!r} for a shape of {dims} dimensions: give one name for each")
 
 
 def _check_spares(count: int) -> None:

@@ -38,6 +38,13 @@ def rows(mesh: Mesh, tensor: torch.Tensor) -> MeshTensor:
     return monarch_nb.distribute(tensor, mesh, ["data", *[None] * (tensor.dim() - 1)])
 
 
+def test_wrong_shapes_and_names_of_meshes_say_what_is_accepted(mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match=r"Mesh\.of\(procs\)"):
+        Mesh(mesh.procs)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="one name for each"):
+        Mesh.of(mesh.procs, ("rows", "columns"))
+
+
 def test_a_local_tensor_is_never_sent_without_a_word(mesh: Mesh) -> None:
     t = rows(mesh, torch.ones(4, 4))
     with pytest.raises(RuntimeError, match=r"local tensor of shape \(4, 4\).*monarch.distribute"):
