@@ -182,9 +182,6 @@ class Instance:
     def __repr__(self) -> str:
         return str(self.actor_id)
 
-    def __repr__(self) -> str:
-        return f"Instance({self.text})"
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("an actor instance cannot be sent; send a reference to its mesh")
 

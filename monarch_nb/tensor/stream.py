@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count, repeat, starmap
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,14 +90,6 @@ FAILURE_WAIT_S = 2.0  # for the error of an operation whose results are lost
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-
-def _mark_unsent(items: Iterable[Item]) -> None:
-    """Records that these commands do not run."""
-    for item in items:
-        if type(item) is not LiveEntry:
-            for record in item[2]:
-                record.written = UNSENT
 
 
 def _raise(error: Exception) -> None:
@@ -322,7 +315,7 @@ class Stream:
         try:
             future = self._send(self, number, first, len(sites), commands, tuple(objects))
         except BaseException as error:
-            _mark_unsent(items)  # on some ranks at least
+            self._discard(items)  # some ranks may have them
             self.lose(lost_text(self.title, f"a batch could not be sent ({error})"))
             raise
         finally:
@@ -336,8 +329,11 @@ class Stream:
         return batch
 
     def _take_queue(self) -> list[Item]:
-        """Empties the queue, to which other threads may append meanwhile."""
-        return list(starmap(self.queue.popleft, repeat((), len(self.queue))))
+        """Empties the queue. Other threads may append to it meanwhile, or empty it because the stream is lost."""
+        items: list[Item] = []
+        with suppress(IndexError):
+            items.extend(starmap(self.queue.popleft, repeat((), len(self.queue))))
+        return items
 
     def _on_reply(self, _: object) -> None:
         if self.awaits_reply:
@@ -431,8 +427,12 @@ class Stream:
 
     def _discard(self, items: Sequence[Item]) -> None:
         """Drops commands except those that free tensors, which survivors of a heal hold."""
-        _mark_unsent(items)
-        self.queue.extend(item for item in items if type(item) is LiveEntry)
+        for item in items:
+            if type(item) is LiveEntry:
+                self.queue.append(item)
+                continue
+            for record in item[2]:
+                record.written = UNSENT
 
     def end_sending(self) -> None:
         """Blocks while a thread sends a batch, and drops queued commands; the stream is lost."""
