@@ -107,12 +107,14 @@ def lazy_names(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[
     return look_up
 
 
-def old_torch_error(version: str) -> ImportError:
-    """Returns the error for a PyTorch that lacks backends written in Python."""
-    return ImportError(
-        f"sharded tensors need PyTorch 2.10 or later, and this is {version}; everything else works with it. "
-        "pip install -U torch"
-    )
+def refuse_old_torch(error: ImportError) -> None:
+    """Raises the error that says which PyTorch sharded tensors need, unless it is there and another module is not."""
+    torch = sys.modules.get("torch")
+    if torch is not None and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+        raise ImportError(
+            f"sharded tensors need PyTorch 2.10 or later, and this is {torch.__version__}; everything else works with "
+            "it. pip install -U torch"
+        ) from error
 
 
 class _Finder:

@@ -7,11 +7,10 @@ result = t @ t.T                     # runs in all processes of the mesh
 PyTorch is imported when the first of these names is used.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb._package import lazy_names, old_torch_error
+from monarch_nb._package import lazy_names, refuse_old_torch
 
 if TYPE_CHECKING:
     import torch
@@ -153,10 +152,8 @@ def __getattr__(name: str) -> Any:
     try:
         value = globals()[name] = _look_up(name)
     except ImportError as error:
-        torch = sys.modules.get("torch")
-        if torch is None or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10):
-            raise  # another module is missing
-        raise old_torch_error(torch.__version__) from error
+        refuse_old_torch(error)
+        raise
     return value
 
 

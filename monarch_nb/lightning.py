@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from monarch_nb.actor import Future, ProcMesh, ValueMesh
 from monarch_nb.lifecycle import interrupt
@@ -27,8 +26,10 @@ try:
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy, Strategy
     from lightning.pytorch.strategies.launchers.launcher import _Launcher
     from lightning.pytorch.trainer.states import TrainerFn, TrainerState
+    from torch.distributed.tensor import DTensor
 except ImportError as error:
-    raise ImportError(f"monarch_nb.lightning needs Lightning 2.4 or newer: pip install lightning ({error})") from error
+    needs = "monarch_nb.lightning needs Lightning 2.4 and PyTorch 2.5 or newer: pip install -U lightning torch"
+    raise ImportError(f"{needs} ({error})") from error
 
 __all__ = ["MonarchModelParallelStrategy", "MonarchStrategy"]
 

@@ -86,7 +86,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 TENSORS = re.compile(
     r"tests/(random_programs/|models/|cluster/test_tensor_|notebook/test_tensors_|notebook/test_example_tensors"
     r"|unit/test_tensor_|unit/test_placement|unit/test_site|unit/test_checkpoint_folders|unit/test_cuda_graph"
-    r"|unit/test_gradient_generator|unit/test_simulated_timeline)"
+    r"|unit/test_gradient_generator|unit/test_simulated_timeline"
+    r"|cluster/test_(collectives|lightning_trainer|memory_growth|nonfinite|planted_faults|replicas|stragglers))"
 )
 TENSORS_SINCE = (2, 10)
 

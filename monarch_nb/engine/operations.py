@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import code, connect, lifecycle, logs
+from monarch_nb._package import refuse_old_torch
 from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.lifecycle.actor_spawn import tensor_engines
@@ -211,8 +212,11 @@ class ProcessOperations:
 
     @staticmethod
     def _tensors() -> ModuleType:
-        from monarch_nb.tensor.ranks import arguments
-
+        try:
+            from monarch_nb.tensor.ranks import arguments
+        except ImportError as error:
+            refuse_old_torch(error)
+            raise
         return arguments
 
     def lent_frames(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from monarch_nb._package import old_torch_error
+from monarch_nb._package import refuse_old_torch
 from monarch_nb.mesh import ProcMesh
 from monarch_nb.tensor.seeds import THREAD, mixed
 from monarch_nb.tensor.stream import Stream
@@ -207,8 +207,9 @@ def keep_errors() -> None:
 def _claim() -> bool:
     try:
         from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as set_up
-    except ImportError:
-        raise old_torch_error(torch.__version__) from None
+    except ImportError as error:
+        refuse_old_torch(error)
+        raise
     name = torch._C._get_privateuse1_backend_name()
     if name != _FREE:
         warnings.warn(
