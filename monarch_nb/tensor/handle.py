@@ -1,6 +1,7 @@
 """Handles of sharded tensors: tensors on the controller that hold no values."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
@@ -29,6 +30,7 @@ from monarch_nb.tensor.views import (
     record_views,
     write_back,
 )
+from monarch_nb.transport import uninterrupted
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.mesh import Mesh
@@ -184,8 +186,7 @@ class MeshTensor(torch.Tensor):
             raise TypeError(
                 "a sharded tensor takes the values of a sharded tensor: monarch.distribute(tensor, mesh) makes one"
             )
-        _DATA.__set__(self, value)
-        self.meta, self.reference = value.meta, value.reference
+        uninterrupted(_set_data, self, value)
 
     def backward(self, *args: object, **kwargs: object) -> None:
         """As `torch.Tensor.backward`, but on this thread, so that operations are attributed to lines of the program."""
@@ -366,11 +367,13 @@ def issue(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[st
             copies = {id(tensor): tensor.clone() for tensor in read}
             args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
             return issue(func, args, kwargs)
-    result = run(stream, plan, inputs, floats, generator)
-    if plan.rebinds:
-        with no_dispatch():  # its own sizes and strides, too
-            func(*args, **(kwargs or {}))
-    return result
+    reshape = partial(func, *args, **(kwargs or {})) if plan.rebinds else None
+    return run(stream, plan, inputs, floats, generator, reshape)
+
+
+def _set_data(tensor: MeshTensor, value: MeshTensor) -> None:
+    _DATA.__set__(tensor, value)
+    tensor.meta, tensor.reference = value.meta, value.reference
 
 
 def run(
@@ -379,11 +382,15 @@ def run(
     inputs: list[MeshTensor],
     floats: Sequence[float],
     generator: torch.Generator | None = None,
+    reshape: Callable[[], object] | None = None,
 ) -> object:
-    """Issues a plan on tensors of one mesh; returns the operation's result. `generator` provides a seed."""
+    """Issues a plan on tensors of one mesh; returns the operation's result. `generator` provides a seed.
+
+    `reshape` does to the handle what the operation does to the tensor.
+    """
     if _is_inference():  # see `_make`
         with torch.inference_mode(False):
-            return run(stream, plan, inputs, floats, generator)
+            return run(stream, plan, inputs, floats, generator, reshape)
     site = call_site(2)  # the caller belongs to this package
     if _is_threaded():
         _set_threaded(False)
@@ -453,11 +460,17 @@ def run(
         if written is not None:
             write_back(plan, written, site)
         if plan.rebinds:
-            before = inputs[0].reference
-            inputs[0].meta, inputs[0].reference = outputs[0].meta, outputs[0].reference
-            if is_shared:
-                record_reshape(before, outputs[0].reference)
+            assert reshape is not None
+            uninterrupted(_rebind, inputs[0], outputs[0], reshape, is_shared)
     return plan.build(outputs, inputs)
+
+
+def _rebind(tensor: MeshTensor, output: MeshTensor, reshape: Callable[[], object], is_shared: bool) -> None:
+    with no_dispatch():  # its own sizes and strides, too
+        reshape()
+    before, tensor.meta, tensor.reference = tensor.reference, output.meta, output.reference
+    if is_shared:
+        record_reshape(before, output.reference)
 
 
 def _refuse_two_meshes(plan: OperationPlan, stream: Stream, second: Stream) -> NoReturn:

@@ -1,6 +1,9 @@
 """Results of a mesh equal those of local tensors, or are errors: views, writes, random programs, refusals."""
 
 import contextlib
+import linecache
+import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -152,6 +155,40 @@ def test_views_equal_their_tensor_whatever_an_interrupt_cuts(
         whole = t.full_tensor()
         assert torch.equal(view.full_tensor(), whole[3]), position
         assert torch.equal(other.full_tensor(), whole[1:]), position
+
+
+def set_data(t: Any) -> None:
+    t.data = rows(t.device_mesh, 2, 4)
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.t_, set_data])
+def test_a_handle_has_its_tensors_shape_whatever_an_interrupt_cuts(mesh: Mesh, change: Any) -> None:
+    change(rows(mesh, 4, 2))  # defines the plans
+    left = -1
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal left
+        if event == "line" and frame.f_code.co_filename.endswith("tensor/handle.py"):
+            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            left -= "entry.number" not in text  # no call ends before this line, so that no signal is handled there
+            if left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    is_cut, line = True, 0
+    while is_cut:
+        line += 1
+        t, left = rows(mesh, 4, 2), line
+        sys.settrace(trace)
+        try:
+            change(t)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        is_cut = left <= 0
+        assert t.shape == t.meta.shape == t.full_tensor().shape, line
+    assert line > 3
 
 
 def test_writes_that_would_be_lost_are_refused_with_what_to_do(mesh: Mesh) -> None:
