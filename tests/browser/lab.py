@@ -318,6 +318,8 @@ class Lab:
         shown.on("pageerror", self._wrong)
 
     def _wrong(self, error: Any) -> None:
+        if "reading 'promise'" in str(error) and "labextensions" not in (error.stack or ""):
+            return  # JupyterLab's own: its status bar is shown while its throttle stops
         self.errors.append(str(error))
         print(error.stack)  # with its origin: JupyterLab and other extensions have errors, too
 
