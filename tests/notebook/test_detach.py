@@ -97,6 +97,7 @@ def test_meshes_of_one_name_are_attached_by_their_ids(files: Path) -> None:
         other.run("%stop trainers").ok()
         other.run("del trainers_2, mine_2, first").ok()
         assert other.run("%detach trainers").ok().stdout.startswith("trainers is left"), "the one that lives"
+        other.run("get_ipython().run_line_magic('attach', 'trainers').stop().get()").ok()
     finally:
         owner.close()
         other.close()
