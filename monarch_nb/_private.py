@@ -1,6 +1,7 @@
 """Folders and files of this user alone. The opened file itself is checked, so that no other can replace it."""
 
 import contextlib
+import fcntl
 import os
 import stat
 import tempfile
@@ -89,3 +90,14 @@ def _wrong(folder: Path, status: os.stat_result) -> str:
         mode = f"{stat.S_IMODE(status.st_mode):o}"
         return f"{folder} can be entered by others (mode {mode}), and is not used: `chmod 700` it if it is yours"
     return ""
+
+
+def try_lock(fd: int) -> bool:
+    """Takes the lock of an open file unless another process has it; True also on file systems without locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

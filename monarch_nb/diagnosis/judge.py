@@ -491,7 +491,7 @@ def _action(procs: Procs, rank: int, run: EndpointRun | None = None) -> tuple[st
         return "runs nothing: its call has ended", "", True
     now, source = _line_text(running.lines), _source(running.lines)
     before = _earlier(procs, rank, running)
-    if before is None or _has_left(procs, rank, running):
+    if before is None or before.lines != running.lines:
         return f"runs {now}", source, False
     if "R" in (running.state, before.state) or running.processor - before.processor > COMPUTES_S:
         return f"computes in {now}", source, False

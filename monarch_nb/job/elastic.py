@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from monarch_nb._private import try_lock
 from monarch_nb.connect import own_hosts
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.job.adapter import Agent, Agents, EngineError, Running, Seen, mesh_of
@@ -507,7 +508,7 @@ def locked(folder: str, check: Callable[[], object] = lambda: None) -> Iterator[
     except FileNotFoundError:
         raise EngineError("the job was killed: its folder is gone") from None
     try:
-        while not _try_lock(fd):
+        while not try_lock(fd):
             check()
             time.sleep(_LOCK_S)
         yield
@@ -515,17 +516,6 @@ def locked(folder: str, check: Callable[[], object] = lambda: None) -> Iterator[
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
         os.close(fd)
-
-
-def _try_lock(fd: int) -> bool:
-    """Tries to take the lock; True also on file systems without locks."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _fate(host: str, name: str, states: Mapping[str, Seen], job: str) -> Fate:

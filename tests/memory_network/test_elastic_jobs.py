@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from monarch_nb._private import try_lock
 from monarch_nb.job import Agent, AgentsWanted, EngineError, JobAdapter, Role, Running, Seen, elastic
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts
@@ -358,7 +359,7 @@ def test_engines_that_choose_are_asked_one_at_a_time(hosts: JobHosts, job: Job, 
     until(lambda: len(engine.calls) == 1, "one has asked")
     folder = os.open(job.folder, os.O_RDONLY)
     try:
-        assert not elastic._try_lock(folder)
+        assert not try_lock(folder)
     finally:
         os.close(folder)
     assert len(engine.calls) == 1

@@ -42,7 +42,7 @@ WORTH_IMPORTING_LATER = (
     "torch._functorch.aot_autograd",
     "torch._dynamo",
 )
-HOLD_S = 0.1  # before the template proper imports: the first proc starts and answers meanwhile, a third sooner
+HOLD_S = 0.1  # before the template proper imports, so that the first proc starts and answers meanwhile
 QUIET_S = 0.5  # that long without a request before the next piece
 BATCH = 16  # descriptors in one request; the kernel allows 253
 

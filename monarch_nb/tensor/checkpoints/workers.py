@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from monarch_nb._private import try_lock
 from monarch_nb.runtime import current_runtime
 from monarch_nb.tensor.commands import mapped
 from monarch_nb.tensor.groups.service import GROUPS
@@ -220,13 +221,8 @@ def _in_progress(written: Path) -> Iterator[None]:
 
 
 def _is_in_progress(attempt: Path) -> bool:
-    try:
-        with open(attempt / _SAVING, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    with suppress(OSError), open(attempt / _SAVING, "r+b") as file:
+        return not try_lock(file.fileno())
     return False
 
 
