@@ -84,8 +84,8 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.handle import MeshTensor
     from monarch_nb.tensor.ranks.streams import Stream as Lane
 
-BATCH_SIZE = 256  # commands that are sent without delay
-BATCH_PART = 128  # the same while workers have one batch, and for the first batch after a value was read
+BATCH_SIZE = 1024  # commands that are sent without delay
+BATCH_PART = 512  # the same while workers have one batch, and for the first batch after a value was read
 FAILURE_WAIT_S = 2.0  # for the error of an operation whose results are lost
 
 T = TypeVar("T")

@@ -5,12 +5,12 @@ others.
 import functools
 import random
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from operator import index
-from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -272,7 +272,9 @@ class Remote(SendsToPorts):
                 for value in [result] if single else result.values():
                     port.send(value)
 
-        when_done(values, lambda _: Thread(target=deliver, name="monarch-remote-answers", daemon=True).start())
+        when_done(
+            values, lambda _: threading.Thread(target=deliver, name="monarch-remote-answers", daemon=True).start()
+        )
 
     def ask(self, inputs: RemoteArguments, only: int | None = None) -> _Answers:
         """Like `call`, with arguments that are read already, on all ranks or on a single one."""
@@ -349,12 +351,24 @@ def _result(inputs: RemoteArguments, outcome: Returned, references: Sequence[Ref
     return tree_map_only(ReturnedTensor, lambda leaf: MeshTensor(leaf.meta, next(remaining)), outcome.tree)
 
 
+class _ThreadMode(threading.local):
+    """A mode in which tensors have no values, for each thread, since making one takes as long as a prediction."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode()
+
+
+_thread = _ThreadMode()
+
+
 def _predict(function: Callable[..., object], inputs: RemoteArguments, args: object, kwargs: object) -> Returned:
     """Returns the result of a propagating function for tensors without values, which it may change in place."""
     layout = inputs.mesh.stream.layout
     fakes: dict[int, torch.Tensor] = {}
     leaves, tree = tree_flatten((args, kwargs))
-    with disabled(), FakeTensorMode() as mode, torch.no_grad():
+    has_local = any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, RankTensor) for leaf in leaves)
+    # A mode reuses what it has made of a local tensor, although either may have changed since.
+    with disabled(), FakeTensorMode() if has_local else _thread.mode as mode, torch.no_grad():
         for tensor in inputs.tensors:
             fakes[tensor.reference.number] = _fake(tensor.meta, layout.device)
 
