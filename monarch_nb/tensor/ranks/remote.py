@@ -5,12 +5,12 @@ others.
 import functools
 import random
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from operator import index
+from threading import Thread, local
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -23,7 +23,6 @@ from monarch_nb.tensor.commands import OBJECT, CallRemote, GroupOf, Name, Tensor
 from monarch_nb.tensor.errors import RankTensorError, call_site
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.lanes import ACTIVE, check_lane, check_loans
-from monarch_nb.tensor.propagation import Meta
 from monarch_nb.tensor.ranks.active import active_mesh, disabled, get_active_mesh
 from monarch_nb.tensor.ranks.tensor import RankTensor
 from monarch_nb.tensor.references import Reference
@@ -272,9 +271,7 @@ class Remote(SendsToPorts):
                 for value in [result] if single else result.values():
                     port.send(value)
 
-        when_done(
-            values, lambda _: threading.Thread(target=deliver, name="monarch-remote-answers", daemon=True).start()
-        )
+        when_done(values, lambda _: Thread(target=deliver, name="monarch-remote-answers", daemon=True).start())
 
     def ask(self, inputs: RemoteArguments, only: int | None = None) -> _Answers:
         """Like `call`, with arguments that are read already, on all ranks or on a single one."""
@@ -351,7 +348,7 @@ def _result(inputs: RemoteArguments, outcome: Returned, references: Sequence[Ref
     return tree_map_only(ReturnedTensor, lambda leaf: MeshTensor(leaf.meta, next(remaining)), outcome.tree)
 
 
-class _ThreadMode(threading.local):
+class _ThreadMode(local):
     """A mode in which tensors have no values, for each thread, since making one takes as long as a prediction."""
 
     def __init__(self) -> None:
@@ -370,7 +367,9 @@ def _predict(function: Callable[..., object], inputs: RemoteArguments, args: obj
     # A mode reuses what it has made of a local tensor, although either may have changed since.
     with disabled(), FakeTensorMode() if has_local else _thread.mode as mode, torch.no_grad():
         for tensor in inputs.tensors:
-            fakes[tensor.reference.number] = _fake(tensor.meta, layout.device)
+            meta = tensor.meta
+            fake = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=layout.device)
+            fakes[tensor.reference.number] = fake
 
         def fill_in(leaf: object) -> object:
             if isinstance(leaf, RankTensor):
@@ -383,10 +382,6 @@ def _predict(function: Callable[..., object], inputs: RemoteArguments, args: obj
         fake_args, fake_kwargs = tree_unflatten(filled, tree)
         value = function(*fake_args, **fake_kwargs)
         return to_returned(value, fake_inputs, versions, layout)
-
-
-def _fake(meta: Meta, device: str) -> torch.Tensor:
-    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
 
 
 def rank_at(mesh: "Mesh", shard: Mapping[str, int] | None, coordinates: Mapping[str, int], operation: str) -> int:
