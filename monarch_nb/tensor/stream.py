@@ -1,8 +1,8 @@
 """The stream of operations from the controller to the workers of one mesh: numbered, ordered, batched, in a window.
 
 Any thread may issue. Issuing appends to a queue, which is cheap. The queue is sent as a batch when it is long, when a
-caller waits for a result, and otherwise within a millisecond. All ranks reply to each batch, with the failed operations
-and the requested values.
+caller waits for a result, and otherwise within a few milliseconds. All ranks reply to each batch, with the failed
+operations and the requested values.
 """
 
 import logging

@@ -165,7 +165,8 @@ def worth_importing() -> list[str]:
 def import_all(names: Sequence[str]) -> list[str]:
     """Imports those of `names` that exist, and returns them. Errors are left for the processes."""
     done = []
-    gc.disable()  # imports leave little garbage, and searching for it is a tenth of torch's
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)  # imports leave little garbage, and searching for it is a tenth of torch's
     for name in names:
         try:
             importlib.import_module(name)
@@ -173,7 +174,8 @@ def import_all(names: Sequence[str]) -> list[str]:
         except Exception as error:
             if not isinstance(error, ModuleNotFoundError):
                 sys.stderr.write(f"template: {name}: {error!r}\n")
-    gc.enable()
+    if gc.get_threshold()[0] == 0:  # else a module has set its own
+        gc.set_threshold(*thresholds)
     return done
 
 

@@ -5,12 +5,12 @@ others.
 import functools
 import random
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from operator import index
-from threading import Thread, local
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -271,7 +271,8 @@ class Remote(SendsToPorts):
                 for value in [result] if single else result.values():
                     port.send(value)
 
-        when_done(values, lambda _: Thread(target=deliver, name="monarch-remote-answers", daemon=True).start())
+        thread = threading.Thread(target=deliver, name="monarch-remote-answers", daemon=True)
+        when_done(values, lambda _: thread.start())
 
     def ask(self, inputs: RemoteArguments, only: int | None = None) -> _Answers:
         """Like `call`, with arguments that are read already, on all ranks or on a single one."""
@@ -348,7 +349,7 @@ def _result(inputs: RemoteArguments, outcome: Returned, references: Sequence[Ref
     return tree_map_only(ReturnedTensor, lambda leaf: MeshTensor(leaf.meta, next(remaining)), outcome.tree)
 
 
-class _ThreadMode(local):
+class _ThreadMode(threading.local):
     """A mode in which tensors have no values, for each thread, since making one takes as long as a prediction."""
 
     def __init__(self) -> None:
@@ -367,9 +368,8 @@ def _predict(function: Callable[..., object], inputs: RemoteArguments, args: obj
     # A mode reuses what it has made of a local tensor, although either may have changed since.
     with disabled(), FakeTensorMode() if has_local else _thread.mode as mode, torch.no_grad():
         for tensor in inputs.tensors:
-            meta = tensor.meta
-            fake = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=layout.device)
-            fakes[tensor.reference.number] = fake
+            meta, number = tensor.meta, tensor.reference.number
+            fakes[number] = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=layout.device)
 
         def fill_in(leaf: object) -> object:
             if isinstance(leaf, RankTensor):
