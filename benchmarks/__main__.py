@@ -16,17 +16,20 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.machine import load, processor
-from benchmarks.measure import QUICK, Plan, figures_of
+from benchmarks.measure import QUICK, Plan, figures_of, medians
 from benchmarks.peers import PEERS, ROOT, interpreter
 from benchmarks.rows import ROWS, Figures, markdown, table
 
 HERE = Path(__file__).resolve().parent
 OURS = "ours"
+FLOOR, FLOOR_PROGRAM = "pyzmq", "program_pyzmq.py"  # the bare ping-pong, measured beside the calls
+CALLS = "program_actors.py"
+ROUNDS = 3  # of the calls, which vary most with the machine: ours and the peers' in turns, medians
 SECONDS = 900  # for one program
 PANEL_S = 800.0  # of which three quarters are measured: ten minutes
 DEBUG = ((f"{OURS}, debugger", "program_debug.py"), (f"{OURS}, debugger of JupyterLab", "program_dap.py"))
 PROGRAMS = (
-    (OURS, "program_actors.py"),
+    (OURS, CALLS),
     (f"{OURS}, scale", "program_scale.py"),
     (f"{OURS}, logs", "program_logs.py"),
     *DEBUG,
@@ -104,31 +107,38 @@ def main(argv: list[str]) -> int:
 
     problems: list[str] = []
     before = load()
+    pythons: dict[str, str] = {}
+    for name in peers:
+        try:
+            pythons[name] = interpreter(name)
+        except subprocess.CalledProcessError as error:
+            problems.append(f"{name}: its environment cannot be made: {error}")
 
-    def measure(name: str, program: str, python: str) -> Figures:
-        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+    def measure(title: str, program: str, python: str) -> Figures:
+        print(f"measuring {title} ...", file=sys.stderr, flush=True)
         figures, wrong = run(program, python, plan, ours=python == sys.executable)
         if wrong:
-            problems.append(f"{name}: {wrong}")
+            problems.append(f"{title}: {wrong}")
         return figures
 
     parts = ((options.data, DATA), (options.tensors, TENSORS), (options.debug, DEBUG), (options.panel, PANEL))
     only = next((programs for selected, programs in parts if selected), None)
-    floor: Figures = {} if only is not None else measure("pyzmq", "program_pyzmq.py", sys.executable)
-    measured: dict[str, Figures] = {OURS: {}}
+    floor: Figures = {}
+    measured: dict[str, Figures] = {OURS: {}, **{name: {} for name in peers}}
     for title, program in only or (*PROGRAMS, *DATA, *TENSORS):
-        measured[OURS] |= measure(title, program, sys.executable)
-    for name in peers:
-        peer, measured[name] = PEERS[name], {}
-        data, tensors = (f"{name}, data", peer.data), [(f"{name}, tensors", program) for program in peer.tensors]
-        programs = ((name, peer.program), (f"{name}, scale", peer.scale), data, *tensors)
-        try:
-            python = interpreter(name)
-            for title, program in [data] if only is DATA else tensors if only is TENSORS else programs:
-                if program:
-                    measured[name] |= measure(title, program, python)
-        except subprocess.CalledProcessError as error:
-            problems.append(f"{name}: its environment cannot be made: {error}")
+        part = title.removeprefix(OURS)
+        turn = [(measured[OURS], title, program, sys.executable)]
+        turn += [(floor, FLOOR, FLOOR_PROGRAM, sys.executable)] if program == CALLS else []
+        for name, python in pythons.items():
+            if theirs := PEERS[name].get(program):
+                turn.append((measured[name], name + part, theirs, python))
+        rounds: list[list[Figures]] = [[] for _ in turn]
+        for count in range(1 if options.quick or program != CALLS else ROUNDS):
+            order = range(len(turn)) if count % 2 == 0 else reversed(range(len(turn)))
+            for index in order:
+                rounds[index].append(measure(*turn[index][1:]))
+        for (figures, *_), several in zip(turn, rounds, strict=True):
+            figures |= medians(several)
 
     print(table(measured, floor, only=only is not None))
     print("(n×): how many times better ours is than theirs, in this run")
@@ -145,7 +155,7 @@ def main(argv: list[str]) -> int:
         "load": [before, load()],
         "quick": options.quick,
         "targets": {row.title: row.goal for row in ROWS if row.goal},
-        "figures": {"pyzmq": floor, **measured},
+        "figures": {FLOOR: floor, **measured},
         "problems": problems,
     }
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

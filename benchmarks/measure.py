@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -75,6 +76,18 @@ def figures_of(output: str) -> dict[str, dict[str, float]]:
             values: dict[str, Any] = json.loads(line[len(FIGURE) :])
             figures[values.pop("row")] = values
     return figures
+
+
+def medians(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Of each figure, its median in the rounds that have it."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for figures in rounds:
+        for row, entries in figures.items():
+            for name, value in entries.items():
+                values.setdefault(row, {}).setdefault(name, []).append(value)
+    return {
+        row: {name: statistics.median(several) for name, several in entries.items()} for row, entries in values.items()
+    }
 
 
 def times(row: str, seconds: list[float]) -> None:

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import venv
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,24 +18,16 @@ REQUIREMENTS = {
 }
 
 
-@dataclass(frozen=True)
-class Peer:
-    """The programs of `make bench`."""
-
-    program: str
-    scale: str = ""  # its program for many processes
-    data: str = ""  # and that for memory of other processes
-    tensors: tuple[str, ...] = ()  # and those for tensors on a mesh
-
-
+# The programs of `make bench`: ours, and theirs that is measured beside it.
 PEERS = {
-    "torchmonarch": Peer(
-        "program_actors.py",
-        "program_scale.py",
-        "program_data.py",
-        ("program_tensors_peer.py", "program_ranks.py"),
-    ),
-    "ray": Peer("program_ray.py"),
+    "torchmonarch": {
+        "program_actors.py": "program_actors.py",
+        "program_scale.py": "program_scale.py",
+        "program_data.py": "program_data.py",
+        "program_tensors.py": "program_tensors_peer.py",
+        "program_ranks.py": "program_ranks.py",
+    },
+    "ray": {"program_actors.py": "program_ray.py"},
 }
 
 
