@@ -99,6 +99,7 @@ def run_proc(spec: ProcSpec) -> int:
     runtime.failures.on_gpu_lost.append(gpu_lost)
     runtime.verbs.handle(PROC_STOP, stop)
     runtime.start()
+    node.begin(spec.owner)
     console.executor.run()  # type: ignore[union-attr]
     runtime.part(MeshLogs).close()
     stacks_file(spec.run_folder, spec.address).unlink(missing_ok=True)

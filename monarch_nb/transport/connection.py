@@ -135,6 +135,11 @@ class Connection:
         reason, self._starved = self._starved[1], None
         return reason
 
+    def reach_now(self) -> FrameSink | None:
+        """Dials without a pause after failed attempts: the peer has begun to listen."""
+        self._again_at, self._pause = 0.0, _FIRST_PAUSE
+        return self.reach()
+
     def dial_at(self, endpoint: str) -> None:
         """Dials the peer from now on, at `endpoint`."""
         channel, self.channel = self.channel, None

@@ -1,5 +1,6 @@
 """The peers of a process, the routes to them, and the sockets that are dialled."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -142,6 +143,11 @@ class Links:
                 self.later(self._peer(hop, 1 - lane).begin)  # the peer may answer there, and cannot dial us
             return peer
 
+    def begin(self, address: str) -> None:
+        """Dials a process, or the next one on the way to it, before there are messages for it."""
+        with contextlib.suppress(TransportError):
+            self.to(address, Lane.DATA).begin()
+
     def _of(self, address: str) -> list[Peer]:
         return [peer for lane in Lane if (peer := self._peers.get((address, lane))) is not None]
 
@@ -196,6 +202,8 @@ class Links:
                 caller = self._identify_peer(messages[0][0], tcp=False)
                 if caller is not None:
                     caller.attach(stream)
+                    for peer in self._of(caller.address):
+                        peer.listens()
                 messages = messages[1:]
             if caller is not None:  # else: late frames of an ended process
                 self.receive(caller, messages)

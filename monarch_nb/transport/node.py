@@ -263,6 +263,10 @@ class Node:
             exempt = lane != 0 or header.kind in _EXEMPT or threading.get_ident() == self._reader.ident
             self._links.to(header.dst, lane).send(header, parcel, exempt)
 
+    def begin(self, address: str) -> None:
+        """Dials a process before there are messages for it: its own messages need not wait for this node to listen."""
+        self._reader.call_soon(self._links.begin, address)
+
     def flush(self) -> None:
         """Writes messages held back in bursts, before the calling thread waits. Thread-safe; never blocks."""
         if self._reader.bursts.holders:

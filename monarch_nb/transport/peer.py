@@ -252,6 +252,14 @@ class Peer:
             self.connection.dial_at(self.endpoint)
             self.connection.reach()
 
+    def listens(self) -> None:
+        """Dials a peer for which messages wait: it has just shown that it listens."""
+        uninterrupted(self._locked, self._listens)
+
+    def _listens(self) -> None:
+        if self.unreachable is None and self.connection.channel is None and self._link.unacked:
+            self.connection.reach_now()
+
     def begin(self) -> None:
         """Dials before there are messages to send."""
         uninterrupted(self._locked, self._begin)

@@ -127,6 +127,32 @@ def test_the_urgent_lane_overtakes_a_blocked_one() -> None:
             thread.join(20)
 
 
+def test_a_process_that_begins_receives_what_waits_for_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch_nb.transport.connection._FIRST_PAUSE", 1000.0)
+    monkeypatch.setattr("monarch_nb.transport.connection._LAST_PAUSE", 1000.0)
+    with run_folder() as folder:
+        a = End("h/a", folder)
+        with ends(a):
+            a.send("h/b", b"data")
+            a.send("h/b", b"urgent", lane=1)  # both were refused, and are not tried again by themselves
+            b = End("h/b", folder)
+            with ends(b):
+                b.node.begin("h/a")
+                assert {b.get()[1][0], b.get()[1][0]} == {b"data", b"urgent"}
+                settled(a, b)
+
+
+def test_beginning_with_a_process_that_is_gone_changes_nothing() -> None:
+    with run_folder() as folder:
+        a = End("h/a", folder)
+        with ends(a):
+            a.node.begin("h/gone")
+            a.node.begin("elsewhere/agent")
+            a.send("h/a", b"p")
+            assert a.get()[1] == [b"p"]
+        assert a.failed.empty()
+
+
 def test_forgetting_a_dead_process_reports_what_it_never_acknowledged() -> None:
     with run_folder() as folder:
         a = End("h/a", folder)
