@@ -20,7 +20,8 @@ import socket
 import sys
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -43,6 +44,7 @@ WORTH_IMPORTING_LATER = (
     "torch._dynamo",
 )
 HOLD_S = 0.1  # before the template proper imports, so that the first proc starts and answers meanwhile
+REQUEST_S = 0.002  # for a request that waits in the agent
 QUIET_S = 0.5  # that long without a request before the next piece
 BATCH = 16  # descriptors in one request; the kernel allows 253
 
@@ -101,10 +103,14 @@ def _be_early(full: socket.socket, light: socket.socket | None, cord: int, log: 
     if light is None:
         return _import_and_serve(full, cord)
     import_all(ENGINE)
-    if _fork_full(full, cord, light):
-        select.select([full], [], [], HOLD_S)
-        return _import_and_serve(full, cord)
-    return _serve_all(light, cord, [], [])
+
+    def fork_full() -> None:
+        if _fork_full(full, cord, light):
+            select.select([full], [], [], HOLD_S)
+            os._exit(_import_and_serve(full, cord))
+
+    # The first proc waits for no other fork; there is hardly any garbage to collect.
+    return _serve_all(light, cord, [], [fork_full], REQUEST_S)
 
 
 def can_fork_early() -> bool:
@@ -139,15 +145,18 @@ def _settle(cord: int) -> None:
 def _import_and_serve(control: socket.socket, cord: int) -> int:
     preloads = worth_importing()
     imported = import_all((*ENGINE, *AT_FIRST_USE, *preloads) if preloads else ENGINE)
-    pending = WORTH_IMPORTING_LATER if "torch" in imported else () if preloads else AT_FIRST_USE
-    return _serve_all(control, cord, imported, list(pending))
+    later = WORTH_IMPORTING_LATER if "torch" in imported else () if preloads else AT_FIRST_USE
+    gc.collect()
+    return _serve_all(control, cord, imported, [partial(_import_later, name) for name in later], QUIET_S)
 
 
-def _serve_all(control: socket.socket, cord: int, imported: list[str], pending: list[str]) -> int:
+def _serve_all(
+    control: socket.socket, cord: int, imported: list[str], pending: list[Callable[[], None]], quiet_s: float
+) -> int:
     _share()
     hello = {"pid": os.getpid(), "threads": thread_count(), "imported": imported}
     control.sendall(json.dumps(hello).encode() + b"\n")
-    channel = _serve(control, cord, pending)
+    channel = _serve(control, cord, pending, quiet_s)
     if channel is None:
         return 0
     control.close()
@@ -185,18 +194,27 @@ def _share() -> None:
     torch undoes the registration of its operators at the end of an interpreter: 40 ms for each proc, which is about to
     end anyway. Finalizers that a proc makes itself run as ever.
     """
-    gc.collect()
     gc.freeze()
     for finalizer in tuple(vars(weakref.finalize).get("_registry", ())):  # Python has no public list of them
         finalizer.atexit = False
 
 
-def _serve(control: socket.socket, cord: int, pending: list[str]) -> int | None:
-    """Forks for each request. Returns a channel in a child, None in the template once the agent has ended."""
+def _import_later(name: str) -> None:
+    import_all([name])
+    gc.collect()
+    _share()
+
+
+def _serve(
+    control: socket.socket, cord: int, pending: list[Callable[[], None]], quiet_s: float = QUIET_S
+) -> int | None:
+    """Forks for each request. Returns a channel in a child, None in the template once the agent has ended.
+
+    Whenever there was no request for `quiet_s`, the next of `pending` is called.
+    """
     while True:
-        while pending and not select.select([control], [], [], QUIET_S)[0]:
-            import_all([pending.pop(0)])
-            _share()
+        while pending and not select.select([control], [], [], quiet_s)[0]:
+            pending.pop(0)()
         data, fds, _, _ = socket.recv_fds(control, 4, BATCH)
         if not data:
             return None
