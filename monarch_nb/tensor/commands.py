@@ -151,11 +151,12 @@ class GiveBack:
 class Await:
     """Waits until another stream has run so many operations on the rank: those before a borrow, or before its end.
 
-    All of them were sent earlier.
+    All of them were sent earlier. With `members`, those of the group that execute that stream, the others go on.
     """
 
     stream: int
     operations: int
+    members: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

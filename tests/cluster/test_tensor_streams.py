@@ -109,6 +109,15 @@ def test_values_go_from_stream_to_stream_in_order(procs: ProcMesh, rank: monarch
     assert both(x) == [0, 0]
 
 
+@pytest.mark.parametrize("begin", [0, 1])
+def test_a_value_goes_to_a_stream_of_ranks_that_lack_its_own(procs: ProcMesh, begin: int) -> None:
+    side, first, receivers = monarch_nb.Stream("other"), procs.slice(gpus=0), procs.slice(gpus=slice(begin, 2))
+    with first.activate():
+        moved: Any = (torch.ones(2) * 3).to_mesh(receivers, stream=side)
+    with receivers.activate(), side.activate():
+        assert monarch_nb.inspect(moved + 1, gpus=1 - begin).tolist() == [4, 4]
+
+
 def test_random_operations_draw_the_same_whatever_other_streams_do(procs: ProcMesh) -> None:
     streams = [monarch_nb.Stream(f"drawing {number}") for number in range(2)]
 

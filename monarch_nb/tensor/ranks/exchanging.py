@@ -188,7 +188,7 @@ def move(tensor: "RankTensor", part: Region, target: "Mesh | ProcMesh", lane: "S
     stream.issue_object(Send(current(tensor), tuple(map(tuple, targets)), tag))
     stream.flush()  # before: a rank that waits for the value may be one that sends it
     if dst.lane is not stream.lane:
-        dst.issue_object(Await(stream.number, stream.sent()))
+        dst.issue_object(Await(stream.number, stream.sent(), members))
     reference = dst.hold(meta, call_site())
     dst.issue_object(Take(meta, tuple(members[ranks[base]] for base in bases), tag, reference.number))
     return cast("RankTensor", MeshTensor(meta, reference))

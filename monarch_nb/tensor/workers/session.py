@@ -432,7 +432,8 @@ class WorkerSession:
             case DrawFrom():
                 self._generators.follow(command)
             case Await():
-                self._order.await_done(command.stream, command.operations)
+                if command.members is None or self._ranks[self._rank] in command.members:
+                    self._order.await_done(command.stream, command.operations)
             case Revive():
                 if isinstance(self.env[command.result], LostTensor):
                     self.env[command.result] = empty(command.made, self._mesh)
