@@ -1,12 +1,19 @@
 """The operations of all meshes on their dimensions."""
 
 from collections.abc import Sequence
-from typing import Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 from monarch_nb.shape.ndslice import UnknownLabelError, known_dims
 
 from .ndslice import NDSlice
 from .region import Extent, Region, Selector, Shape
+
+
+class _RegionShape:
+    """The shape of a mesh: that of its region, or the one that a program of torchmonarch sets as an attribute."""
+
+    def __get__(self, mesh: Any, owner: type) -> Shape:
+        return Shape.of(mesh._region)  # no property, which objects cannot replace
 
 
 class MeshTrait:
@@ -36,9 +43,7 @@ class MeshTrait:
     def _ndslice(self) -> NDSlice:
         return self._region.ndslice
 
-    @property
-    def _shape(self) -> Shape:
-        return Shape.of(self._region)
+    _shape = _RegionShape()
 
     @property
     def _labels(self) -> tuple[str, ...]:

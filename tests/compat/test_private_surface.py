@@ -316,22 +316,22 @@ def test_a_program_may_stop_what_its_client_has_spawned(quad: ProcMesh) -> None:
 def test_a_mesh_of_a_programs_own_is_sliced_by_its_shapes() -> None:
     class Places(MeshTrait):
         def __init__(self, shape: Shape) -> None:
-            self.shape = shape
+            self._shape = shape
 
         @property
         def _ndslice(self) -> NDSlice:
-            return self.shape.ndslice
+            return self._shape.ndslice
 
         @property
         def _labels(self) -> tuple[str, ...]:
-            return tuple(self.shape.labels)
+            return tuple(self._shape.labels)
 
         def _new_with_shape(self, shape: Shape) -> "Places":
             return Places(shape)
 
     places = Places(Shape(["hosts", "gpus"], NDSlice(offset=0, sizes=[2, 3], strides=[3, 1])))
     assert (len(places), places.sizes) == (6, {"hosts": 2, "gpus": 3})
-    assert list(places.slice(hosts=1).flatten("gpu").shape.ndslice) == [3, 4, 5]
+    assert list(places.slice(hosts=1).flatten("gpu")._shape.ndslice) == [3, 4, 5]
     with pytest.raises(NotImplementedError, match="has neither _region nor _labels"):
         type("Empty", (MeshTrait,), {})().flatten("gpu")
 
