@@ -1,6 +1,7 @@
 """Meshes for sharded tensors: processes that execute the controller's operations on their shards."""
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ from torch.distributed.tensor import Replicate
 
 from monarch_nb.mesh import ActorMesh, AnyMesh, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of, this_host
 from monarch_nb.runtime import Future, current_runtime
-from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
+from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region, Selector
 from monarch_nb.supervision import DeviceMeshError, Driver
 from monarch_nb.tensor import device, factories
 from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, TensorOf, mapped
@@ -120,6 +121,11 @@ class Mesh(MeshTrait, Destination):
         mesh = type(self).__new__(type(self))
         mesh._begin(part_of(self._procs, region), self._kind)
         return mesh
+
+    def __call__(self, /, **dims: Selector) -> Self:
+        """The same as `slice`, for programs of torchmonarch, where it is deprecated as well."""
+        warnings.warn("mesh(host=0) is deprecated: use mesh.slice(host=0)", DeprecationWarning, stacklevel=2)
+        return self.slice(**dims)
 
     @property
     def procs(self) -> ProcMesh:

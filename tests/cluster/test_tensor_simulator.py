@@ -158,6 +158,13 @@ def test_parts_of_a_mesh_are_simulated_on_the_same_ranks(tmp_path: Path) -> None
     assert (x + simulated.mesh.slice(host=0).rank_tensor("gpu")).shape == (4,)  # an equal slice has the same tensors
 
 
+def test_a_mesh_that_is_called_is_sliced_with_a_warning(tmp_path: Path) -> None:
+    mesh = simulator(tmp_path, hosts=2, gpus=2).mesh
+    with pytest.warns(DeprecationWarning, match="mesh.slice"):
+        part = mesh(host=1)
+    assert part.region == mesh.slice(host=1).region
+
+
 def test_reductions_wait_only_along_their_dimension(tmp_path: Path) -> None:
     simulated = simulator(tmp_path, hosts=2, gpus=2)
     with simulated.mesh.slice(host=0).activate():
