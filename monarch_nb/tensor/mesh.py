@@ -26,7 +26,7 @@ from monarch_nb.tensor.kernels import prepare
 from monarch_nb.tensor.lanes import ACTIVE
 from monarch_nb.tensor.processes import Observer, processes_of, shrunk
 from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, own_values
-from monarch_nb.tensor.ranks.active import Activation, deactivate, disabled
+from monarch_nb.tensor.ranks.active import Activation, active_mesh, deactivate, disabled
 from monarch_nb.tensor.ranks.remote import RemoteProcessGroup
 from monarch_nb.tensor.ranks.streams import MAIN
 from monarch_nb.tensor.ranks.streams import Stream as Lane
@@ -352,6 +352,7 @@ class Mesh(MeshTrait, Destination):
     def rank_tensor(self, dims: str | Sequence[str]) -> RankTensor:
         """Returns a tensor with each rank's coordinate along a dimension; along several, their row-major index.
 
+        While a mesh on some of these ranks is active, the tensor is on that one, with the coordinates in this mesh.
         Raises KeyError for an unknown dimension.
         """
         names = [dims] if isinstance(dims, str) else list(dims)
@@ -369,7 +370,12 @@ class Mesh(MeshTrait, Destination):
         return self._own_numbers(numbers)
 
     def _own_numbers(self, numbers: Sequence[int]) -> RankTensor:
-        """Returns a tensor with one of these numbers on each rank."""
+        """Returns a tensor with one of these numbers on each rank; on the ranks of an active mesh on some of them."""
+        active = active_mesh()
+        if active is not None and active.region != self.region and active.shares_processes(self):
+            own = dict(zip(self.members, numbers, strict=True))
+            if own.keys() >= set(active.members):
+                return active._own_numbers([own[member] for member in active.members])
         stream, layout = self.on(ACTIVE.stream).stream, self.stream.layout
         meta = Meta.of(layout, (), torch.int64, own_values(layout))
         reference = stream.hold(meta, call_site())

@@ -68,6 +68,15 @@ RANKS: list[tuple[str, Callable[[Mesh], object], list[int]]] = [
 ]
 
 
+def test_coordinates_are_on_the_active_part_of_their_mesh(mesh: Mesh) -> None:
+    with mesh.slice(hosts=1).activate():
+        moved: Any = torch.ones(2) * mesh.rank(("hosts", "gpus"))
+    assert monarch_nb.inspect(moved, gpus=1).tolist() == [3, 3]
+    with mesh.flatten("all").activate():
+        flat: Any = torch.ones(2) * mesh.process_idx()
+    assert monarch_nb.inspect(flat, all=2).tolist() == [2, 2]
+
+
 @pytest.mark.parametrize("name", [name for name, *_ in RANKS])
 def test_coordinates_of_ranks_are_tensors(mesh: Mesh, name: str) -> None:
     [(make, expected)] = [(make, expected) for label, make, expected in RANKS if label == name]
@@ -209,8 +218,8 @@ def test_arguments_of_remote_functions_are_trees_and_closures(mesh: Mesh, t: Any
 def test_a_wrong_reduction_over_dimensions_raises_at_once(t: Any) -> None:
     for arguments, text in (
         ({"dims": ("gpus", "gpus")}, "the same dimension twice"),
-        ({"dims": ("hosts", "gpus"), "reduction": "stack"}, "not valid for several dimensions"),
-        ({"dims": ("hosts", "gpus"), "scatter": True}, "not valid for several dimensions"),
+        ({"dims": ("hosts", "gpus"), "reduction": "stack"}, "is not valid for multiple dimensions"),
+        ({"dims": ("hosts", "gpus"), "scatter": True}, "is not valid for multiple dimensions"),
     ):
         with pytest.raises(ValueError, match=text):
             t.reduce(**arguments)
