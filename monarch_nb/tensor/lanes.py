@@ -74,7 +74,7 @@ class MemoryLoans:
 
 _REASONS = {
     "BORROWED": "another stream has borrowed it, and may write to it: drop the borrow first",
-    "MUTATING_BORROW": "it is borrowed, and may only be read: drop the borrow first",
+    "MUTATING_BORROW": "it is borrowed for reading, and would be mutated: drop the borrow first",
     "DROPPED": "its borrow was dropped",
 }
 

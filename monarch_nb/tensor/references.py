@@ -112,7 +112,7 @@ class DroppedReference(Reference):
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise RankTensorError("DROPPED", f"the tensor was dropped, at {origin_of(self._site)}")
+        raise RankTensorError("DROPPED", f"the tensor is dropped at {origin_of(self._site)}")
 
 
 class OwnWrites:

@@ -55,7 +55,7 @@ def reduced(
     if len(set(names)) != len(names):
         raise ValueError(f"{operation}: reducing the same dimension twice: {names}")
     if len(names) > 1 and (reduction == "stack" or scatter):
-        raise ValueError(f"{operation}: {reduction!r} with {scatter=} is not valid for several dimensions: {names}")
+        raise ValueError(f"{operation}: {reduction!r} with {scatter=} is not valid for multiple dimensions: {names}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"{operation}: reduction {reduction!r} is none of {', '.join(REDUCTIONS)}")
     _refuse_gradients(operation, tensor, out)
@@ -80,7 +80,8 @@ def reduced(
     elif out is not None:
         if tuple(out.shape) != shape or out.dtype != tensor.dtype:
             raise ValueError(
-                f"reduce: out has the shape {tuple(out.shape)} and {out.dtype}; {shape} and {tensor.dtype} are expected"
+                f"reduce: out has the shape {tuple(out.shape)} and {out.dtype}. Reduce expects the shape to be "
+                f"{torch.Size(shape)}, and {tensor.dtype}"
             )
         if out.reference.stream is not stream:
             raise RankTensorError("WRONG_MESH", f"reduce: out is on {out.mesh!r}, and the tensor on {tensor.mesh!r}")
