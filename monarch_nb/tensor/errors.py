@@ -3,6 +3,7 @@
 import linecache
 import os
 import sys
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from monarch_nb.settings import settings
 from monarch_nb.supervision import DeviceMeshError, SupervisionError
 from monarch_nb.tensor.propagation import NoRuleError, OperationPlan, PlanNotice, user_line
 from monarch_nb.tensor.verbs import Failure, ranks_text
-from monarch_nb.wire import ActorError, RemoteException
+from monarch_nb.wire import ENGINE, ActorError, RemoteException
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.stream import Stream
@@ -126,8 +127,26 @@ class TensorError(ActorError, RuntimeError):
         """Returns an equal error without the traceback of this one."""
         return TensorError(*self._arguments)
 
+    @property
+    def worker_error_string(self) -> str:
+        """The same as `exception_formatted`; this name, `rank` and `controller_frames` are torchmonarch's."""
+        return self.exception_formatted
+
+    @property
+    def rank(self) -> int:
+        """The first rank on which it failed."""
+        return next(iter(self.failures))
+
+    @property
+    def controller_frames(self) -> list[traceback.FrameSummary]:
+        """The line of the program that issued the operation, if it is known."""
+        origin = self.origin
+        return [] if origin is None else [traceback.FrameSummary(origin.file, origin.line, origin.function)]
+
     def __str__(self) -> str:
-        return self.summary
+        files = [line for line in self.exception_formatted.splitlines() if line.startswith('  File "')]
+        of_program = any(not line.startswith(f'  File "{ENGINE}') for line in files)  # none for an operator of torch
+        return super().__str__() if of_program else self.summary
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorError, self._arguments

@@ -397,6 +397,20 @@ def test_handles_that_are_no_more_are_freed_on_the_ranks(procs: ProcMesh, t: Any
     assert both(t) == [[1, 1], [2, 2]]
 
 
+def test_an_error_of_a_function_shows_the_line_on_the_rank_that_raised(t: Any) -> None:
+    def halves(part: torch.Tensor) -> None:
+        raise ValueError("no halves")  # the line of the rank
+
+    with pytest.raises(TensorError, match="# the line of the rank") as caught:
+        monarch_nb.remote(halves)(t)
+    error = caught.value
+    assert (error.rank, error.controller_frames[0].line) == (0, "monarch_nb.remote(halves)(t)")
+    assert "in halves" in error.worker_error_string
+    with pytest.raises(TensorError) as caught:
+        monarch_nb.inspect(t.index_select(0, t.long()[:1] + 5))
+    assert "Traceback" not in str(caught.value)
+
+
 def test_what_is_under_way_when_groups_end_is_lost(procs: ProcMesh, rank: Any) -> None:
     first, values = procs.slice(gpus=0), rank + 1
 
