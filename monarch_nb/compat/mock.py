@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Generic, ParamSpec, TypeVar
 
-from monarch_nb.lifecycle.actor_spawn import class_name, simulated_mesh, stand_ins, tensor_engines
+from monarch_nb.lifecycle.actor_spawn import simulated_mesh, stand_ins, tensor_engines
 from monarch_nb.mesh import ProcMesh
 from monarch_nb.runtime.recorder import within
 
@@ -12,10 +12,10 @@ R = TypeVar("R")
 P = ParamSpec("P")
 K = TypeVar("K")
 V = TypeVar("V")
-Engine = Callable[[ProcMesh], object]  # makes the mesh of a ProcMesh
+TensorEngineFactory = Callable[[ProcMesh], object]  # makes the mesh of a ProcMesh
 
 
-_actor_registry = stand_ins
+_actor_registry, _tensor_engine_registry = stand_ins, tensor_engines
 
 
 class _Patch(Generic[K, V]):
@@ -59,16 +59,16 @@ class patch_actor(_Patch[type, type]):  # noqa: N801 - a verb, as unittest.mock.
         super().__init__(stand_ins, original, mock)
 
 
-class patch_tensor_engine(_Patch[str, Engine]):  # noqa: N801
+class patch_tensor_engine(_Patch[type, TensorEngineFactory]):  # noqa: N801
     """Makes `procs.activate()` in actors of a class return a simulated mesh within the block; see `monarch.Simulator`.
 
     That includes processes spawned within it. `mock_factory` makes another mesh for a ProcMesh. For `with` and
     `async with`, or as a decorator of a `def` or `async def`. May be nested.
     """
 
-    def __init__(self, actor_class: type, mock_factory: Engine | None = None) -> None:
+    def __init__(self, actor_class: type, mock_factory: TensorEngineFactory | None = None) -> None:
         self.actor_class, self.mock_factory = actor_class, mock_factory or simulated_mesh
-        super().__init__(tensor_engines, class_name(actor_class), self.mock_factory)
+        super().__init__(tensor_engines, actor_class, self.mock_factory)
 
 
 def get_actor_class(cls: type) -> type:
@@ -86,16 +86,29 @@ def set_actor_mock_registry_state(state: Mapping[type, type]) -> None:
     stand_ins.update(state)
 
 
-def get_tensor_engine_factory(cls: type) -> Engine | None:
+def get_tensor_engine_factory(cls: type) -> TensorEngineFactory | None:
     """Returns the function that makes the mesh for `activate` in actors of a class; None for the usual one."""
-    return tensor_engines.get(class_name(cls))
+    return tensor_engines.get(cls)
+
+
+def get_tensor_engine_mock_registry_state() -> dict[type, TensorEngineFactory]:
+    """Returns a copy of the table of classes and of the functions that make their meshes."""
+    return dict(tensor_engines)
+
+
+def set_tensor_engine_mock_registry_state(state: Mapping[type, TensorEngineFactory]) -> None:
+    """Adds the entries of a table that `get_tensor_engine_mock_registry_state` has returned."""
+    tensor_engines.update(state)
 
 
 __all__ = [
+    "TensorEngineFactory",
     "get_actor_class",
     "get_actor_mock_registry_state",
     "get_tensor_engine_factory",
+    "get_tensor_engine_mock_registry_state",
     "patch_actor",
     "patch_tensor_engine",
     "set_actor_mock_registry_state",
+    "set_tensor_engine_mock_registry_state",
 ]

@@ -13,7 +13,7 @@ from monarch_nb import code, connect, lifecycle, logs
 from monarch_nb._package import refuse_old_torch
 from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.connect.routes import HostRoutes
-from monarch_nb.lifecycle.actor_spawn import tensor_engines
+from monarch_nb.lifecycle.actor_spawn import tensor_engine_of
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.watching import HostNotices
 from monarch_nb.logs import MeshLogs
@@ -201,7 +201,7 @@ class ProcessOperations:
         """Returns a `monarch.distributed.Mesh` for tensors of these processes' own values. The first use blocks."""
         mesh = ProcMesh(state_of(procs), region_of(procs))
         actor = running_actor()
-        engine = tensor_engines.get(actor.class_name or "") if actor is not None and tensor_engines else None
+        engine = None if actor is None else tensor_engine_of(actor.class_name)
         if actor is None or engine is None:
             return self._tensors().Mesh.for_ranks(mesh)
         meshes = self._simulated.setdefault(actor, {})

@@ -155,8 +155,8 @@ stand_ins: dict[type, type] = {}
 """Stand-ins by requested class; for this process, and for processes that it spawns from now on."""
 
 
-tensor_engines: dict[str, Callable[[ProcMesh], object]] = {}
-"""Functions that create the mesh for such actors in `activate`, by class name; for the same processes."""
+tensor_engines: dict[type, Callable[[ProcMesh], object]] = {}
+"""Functions that create the mesh for actors of a class in `activate`; for the same processes."""
 
 
 def simulated_mesh(procs: Handle[ProcState]) -> Any:
@@ -167,6 +167,11 @@ def simulated_mesh(procs: Handle[ProcState]) -> Any:
 def class_name(cls: type) -> str:
     """Returns the name of an actor's class, as in `Instance.class_name`."""
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def tensor_engine_of(name: str | None) -> Callable[[ProcMesh], object] | None:
+    """Returns the function in `tensor_engines` for a class by its name: in other processes it may be a copy."""
+    return next((engine for cls, engine in tuple(tensor_engines.items()) if class_name(cls) == name), None)
 
 
 class SetUp:

@@ -335,7 +335,7 @@ def test_a_wrong_reduction_raises_at_once(rank: monarch_nb.Tensor) -> None:
         rank.reduce("gpus", "median")
     with pytest.raises(ValueError, match="not valid in place"):
         rank.reduce_("gpus", "stack")
-    with pytest.raises(ValueError, match="Reduce expects the shape to be torch.Size"):
+    with pytest.raises(ValueError, match=r"Reduce expects the shape to be torch\.Size"):
         rank.reduce("gpus", out=vector)
     with pytest.raises(NotImplementedError):
         rank.reduce("gpus", mesh=rank.mesh)

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from monarch._src.actor.mock import _actor_registry, get_actor_class, patch_actor
+from monarch._src.actor.mock import (
+    _actor_registry,
+    _tensor_engine_registry,
+    get_actor_class,
+    get_tensor_engine_factory,
+    get_tensor_engine_mock_registry_state,
+    patch_actor,
+    patch_tensor_engine,
+    set_tensor_engine_mock_registry_state,
+)
 from monarch._src.actor.shape import ShapeExt, iter_ranks
 from monarch._src.actor.telemetry import TracingForwarder
 from monarch.actor import Actor, NDSlice, Shape
@@ -41,6 +50,15 @@ def test_patches_nest_and_are_undone_after_errors() -> None:
         assert get_actor_class(First) is Second
     assert get_actor_class(First) is First
     assert _actor_registry == {}
+
+
+def test_the_table_of_patched_tensor_engines_is_by_class() -> None:
+    with patch_tensor_engine(First) as engine:
+        state = get_tensor_engine_mock_registry_state()
+    assert (state, _tensor_engine_registry) == ({First: engine}, {})
+    set_tensor_engine_mock_registry_state(state)
+    assert get_tensor_engine_factory(First) is engine
+    _tensor_engine_registry.clear()
 
 
 def test_a_patch_decorates_functions_of_both_kinds() -> None:
