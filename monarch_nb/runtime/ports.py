@@ -43,7 +43,10 @@ class Port(Generic[T]):
     A port opened with `once` sends one value: another raises RuntimeError, also in a process that gets the port later.
     """
 
-    def __init__(self, address: str, number: int, return_undeliverable: bool = True, once: bool = False) -> None:
+    def __init__(self, address: Any, number: Any, return_undeliverable: bool = True, once: bool = False) -> None:
+        if not isinstance(address, str):  # a reference written by hand; what follows is its sender and a rank
+            number, return_undeliverable = address.port_id.port, address.return_undeliverable
+            address = str(address.port_id)
         self._address = address
         self._number = number
         self.return_undeliverable = return_undeliverable

@@ -28,6 +28,7 @@ from monarch.actor import (
     BootstrapCommand,
     Context,
     NDSlice,
+    Port,
     ProcMesh,
     Shape,
     concurrent_endpoint,
@@ -37,6 +38,7 @@ from monarch.actor import (
     this_host,
     this_proc,
 )
+from tests.polling import until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -242,6 +244,10 @@ def test_a_message_to_a_handwritten_address_returns_to_its_sender() -> None:
             PortRef(PortId(actor_id=nobody, port=7)).send(context().actor_instance._as_rust(), message)
 
         @endpoint
+        def send_through(self, port: Any) -> None:
+            port.send(1)
+
+        @endpoint
         def what_came_back(self) -> list[str]:
             return self.returns
 
@@ -252,6 +258,9 @@ def test_a_message_to_a_handwritten_address_returns_to_its_sender() -> None:
     sender: Any = this_proc().spawn("sender", Sender)
     sender.send_nowhere.call_one().get(20)
     assert "bogus" in sender.what_came_back.call_one().get(20)[0]
+    nobody = PortId(actor_id=ActorAddr(addr="local:0", proc_name="bogus", actor_name="bogus"), port=7)
+    sender.send_through.call_one(Port(PortRef(nobody), context().actor_instance._as_rust(), None)).get(20)
+    until(lambda: len(sender.what_came_back.call_one().get(20)) == 2)
 
 
 def test_tasks_run_beside_the_program_in_the_context_of_their_maker() -> None:
