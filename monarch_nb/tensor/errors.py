@@ -140,8 +140,7 @@ class TensorError(ActorError, RuntimeError):
     @property
     def controller_frames(self) -> list[traceback.FrameSummary]:
         """The line of the program that issued the operation, if it is known."""
-        origin = self.origin
-        return [] if origin is None else [traceback.FrameSummary(origin.file, origin.line, origin.function)]
+        return [] if self.origin is None else [traceback.FrameSummary(*self.origin)]
 
     def __str__(self) -> str:
         files = [line for line in self.exception_formatted.splitlines() if line.startswith('  File "')]

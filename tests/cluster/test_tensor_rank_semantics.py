@@ -215,6 +215,21 @@ def test_arguments_of_remote_functions_are_trees_and_closures(mesh: Mesh, t: Any
     assert word == "second"
 
 
+def test_a_group_of_a_mesh_serves_functions_on_a_part_with_the_same_groups(mesh: Mesh) -> None:
+    def summed(part: torch.Tensor, group: Any) -> torch.Tensor:
+        torch.distributed.all_reduce(part, group=group)
+        return part
+
+    remote, group = monarch_nb.remote(summed, propagate=lambda part, group: part), mesh.process_group(("gpus",))
+    with mesh.slice(hosts=1).activate():
+        x: Any = torch.ones(1) * mesh.process_idx()
+        assert monarch_nb.inspect(remote(x, group)).tolist() == [5]
+    with mesh.slice(gpus=0).activate(), pytest.raises(RankTensorError, match="WRONG_MESH"):
+        remote(ones(1), group)
+    group.drop()
+    assert (group.dropped, group.size()) == (True, 2)
+
+
 def test_a_wrong_reduction_over_dimensions_raises_at_once(t: Any) -> None:
     for arguments, text in (
         ({"dims": ("gpus", "gpus")}, "the same dimension twice"),

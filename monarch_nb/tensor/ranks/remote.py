@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -61,11 +62,30 @@ class RemoteProcessGroup:
                 f"process_group({self.dims!r}): a group is along one dimension. All ranks: mesh.flatten('all')"
                 ".process_group('all'), for tensors of the mesh that flatten returns"
             )
-        self.numbers = tuple(mesh.layout.names.index(name) for name in self.dims)
+        self.dropped = False
 
     def size(self) -> int:
         """Number of ranks in it."""
         return self.mesh.size(self.dims)
+
+    def drop(self) -> None:
+        """Marks it as not needed any more; the groups of the ranks end with their mesh."""
+        self.dropped = True
+
+    def number_in(self, mesh: "Mesh") -> int | None:
+        """Returns the dimension of a mesh along which its ranks have the same groups, or None."""
+        [dim] = self.dims
+        if not mesh.shares_processes(self.mesh) or dim not in mesh.layout.names:
+            return None
+        return mesh.layout.names.index(dim) if _lines(mesh, dim) <= _lines(self.mesh, dim) else None
+
+
+def _lines(mesh: "Mesh", dim: str) -> set[tuple[int, ...]]:
+    """Returns the members of a mesh that differ in one dimension alone, for each place in the others."""
+    members, shape, number = mesh.members, mesh.layout.shape, mesh.layout.names.index(dim)
+    step, size = prod(shape[number + 1 :]), shape[number]
+    starts = [start for start in range(len(members)) if start // step % size == 0]
+    return {members[start : start + step * size : step] for start in starts}
 
 
 class RemoteArguments:
@@ -86,17 +106,24 @@ class RemoteArguments:
         if mesh is None:
             raise ValueError(f"{name}: Remote functions require an active device mesh, use `with mesh.activate():`")
         self.mesh = mesh if self.tensors else mesh.on(ACTIVE.stream)
-        for group in self._groups:
-            is_same = group.mesh.shares_processes(self.mesh) and group.mesh.members == self.mesh.members
-            if not is_same or group.mesh.layout.names != self.mesh.layout.names:
-                raise RankTensorError(
-                    "WRONG_MESH", f"{name}: a process group of {group.mesh!r} is an argument, and {self.mesh!r} runs it"
-                )
         self.joined = bool(self._groups)
+        if self.joined:
+            self.args, self.kwargs = mapped((self.args, self.kwargs), self._group_of)
         stream = self.mesh.stream
         check_lane(stream, name, [tensor.reference for tensor in self.tensors], ())
         stream.resume_if_healed()
         stream.draws.announce(stream)
+
+    def _group_of(self, value: object) -> object:
+        if not isinstance(value, RemoteProcessGroup):
+            return value
+        number = value.number_in(self.mesh)
+        if number is None:
+            raise RankTensorError(
+                "WRONG_MESH",
+                f"{self._name}: a process group of {value.mesh!r} is an argument, and {self.mesh!r} runs it",
+            )
+        return GroupOf((number,))
 
     def _substitute(self, value: object) -> object:
         if isinstance(value, MeshTensor):
@@ -118,7 +145,7 @@ class RemoteArguments:
             return OpaqueRef.of_key(mapped(value.key, self._substitute))
         if isinstance(value, RemoteProcessGroup):
             self._groups.append(value)
-            return GroupOf(value.numbers)
+            return value  # until it is known which mesh runs the function
         return value
 
     def key(self) -> object:
