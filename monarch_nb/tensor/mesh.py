@@ -426,7 +426,7 @@ class Mesh(MeshTrait, Destination):
         return Client(self)
 
     def process_group(self, dims: str | Sequence[str]) -> RemoteProcessGroup:
-        """Returns the process group of each rank along a dimension, as an argument of a remote function."""
+        """Returns the process group of each rank along dimensions, as an argument of a remote function."""
         return RemoteProcessGroup(self, [dims] if isinstance(dims, str) else dims)
 
     def to_table(self) -> str:

@@ -235,8 +235,10 @@ def test_groups_of_other_meshes_are_refused(procs: ProcMesh, t: Any) -> None:
 
     remote = own(size, lambda x, group: x.clone())
     grid = procs.split(gpus=("dp", "pp"), pp=2)
-    with pytest.raises(ValueError, match="a group is along one dimension"), grid.activate() as mesh:
-        mesh.process_group(("dp", "pp"))
+    with grid.activate() as mesh:
+        for dims in ((), ("dp", "dp")):
+            with pytest.raises(ValueError, match="one or more different dimensions"):
+                mesh.process_group(dims)
     part = procs.slice(gpus=slice(0, 1))
     with part.activate() as single:
         assert code_of(lambda: remote(t, single.process_group("gpus"))) == "WRONG_MESH"

@@ -230,6 +230,19 @@ def test_a_group_of_a_mesh_serves_functions_on_a_part_with_the_same_groups(mesh:
     assert (group.dropped, group.size()) == (True, 2)
 
 
+def test_a_group_is_along_several_dimensions_of_a_part() -> None:
+    def summed(part: torch.Tensor, group: Any) -> torch.Tensor:
+        torch.distributed.all_reduce(part, group=group)
+        return part
+
+    procs = this_host().spawn_procs({"gpus": 5})
+    with procs.slice(gpus=slice(1, 5)).split(gpus=("dp", "tp"), tp=2).activate() as square:
+        remote = monarch_nb.remote(summed, propagate=lambda part, group: part)
+        sums = remote(torch.ones(1) * square.process_idx(), square.process_group(("tp", "dp")))
+        assert [monarch_nb.inspect(sums, dp=dp, tp=tp).item() for dp in range(2) for tp in range(2)] == [10] * 4
+    procs.stop().get(30)
+
+
 def test_a_wrong_reduction_over_dimensions_raises_at_once(t: Any) -> None:
     for arguments, text in (
         ({"dims": ("gpus", "gpus")}, "the same dimension twice"),

@@ -223,6 +223,15 @@ class TorchGroups:
         """Makes a CPU group of this generation for exclusive use by `name`; all of its members call this."""
         return _resolve_process_group(self._group(name, list(members), shared=False, backend="gloo"))
 
+    def group_along(self, mesh: DeviceMesh, dims: Sequence[int]) -> dist.ProcessGroup:
+        """Returns the group of the ranks that differ in these coordinates of a mesh; all of them call this."""
+        if len(dims) == 1:
+            return mesh.get_group(dims[0])
+        members = tuple(int(rank) for rank in _members_along(mesh, dims, self.rank))
+        if members not in self._lines:
+            self._lines[members] = self._group(f"ranks {members}", list(members))
+        return _resolve_process_group(self._lines[members])
+
     def drop(self, name: str) -> None:
         """Removes a mesh from later generations."""
         self._meshes.pop(name, None)
@@ -257,7 +266,7 @@ class TorchGroups:
         """
         names = []
         for dim in range(mesh.ndim):
-            members = tuple(int(rank) for rank in _members_along(mesh, dim, self.rank))
+            members = tuple(int(rank) for rank in _members_along(mesh, [dim], self.rank))
             if members not in self._lines:
                 self._lines[members] = self._group(f"{name}/{dim}", list(members))
             names.append(self._lines[members])
@@ -307,12 +316,13 @@ def _backend_of(devices: Sequence[str]) -> str:
     return _SHARED
 
 
-def _members_along(mesh: DeviceMesh, dim: int, rank: int) -> Sequence[int]:
-    """Returns the members of a mesh that differ from a rank in one coordinate at most."""
+def _members_along(mesh: DeviceMesh, dims: Sequence[int], rank: int) -> Sequence[int]:
+    """Returns the members of a mesh that differ from a rank in these coordinates at most."""
     ranks = mesh.mesh
     index = (ranks == rank).nonzero()[0].tolist()
-    index[dim] = slice(None)
-    return ranks[tuple(index)].tolist()
+    for dim in dims:
+        index[dim] = slice(None)
+    return ranks[tuple(index)].flatten().tolist()
 
 
 def _share_cores(processes: int) -> None:

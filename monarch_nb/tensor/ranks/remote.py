@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from math import prod
+from itertools import product
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -47,9 +47,9 @@ Each gets the argument of `remote`, and returns an object with `resolve()`, whic
 
 
 class RemoteProcessGroup:
-    """The process group of each rank along a dimension of a mesh, as an argument of a remote function.
+    """The process group of each rank along dimensions of a mesh, as an argument of a remote function.
 
-    Raises KeyError for an unknown dimension, ValueError for several.
+    Raises KeyError for an unknown dimension, ValueError for none and for one that is given twice.
     """
 
     def __init__(self, mesh: "Mesh", dims: Sequence[str]) -> None:
@@ -57,11 +57,8 @@ class RemoteProcessGroup:
         for name in self.dims:
             if name not in mesh.layout.names:
                 raise KeyError(f"{mesh!r} has no dimension {name!r}; it has {', '.join(map(repr, mesh.layout.names))}")
-        if len(self.dims) != 1:
-            raise ValueError(
-                f"process_group({self.dims!r}): a group is along one dimension. All ranks: mesh.flatten('all')"
-                ".process_group('all'), for tensors of the mesh that flatten returns"
-            )
+        if not self.dims or len(set(self.dims)) < len(self.dims):
+            raise ValueError(f"process_group({self.dims!r}): a group is along one or more different dimensions")
         self.dropped = False
 
     def size(self) -> int:
@@ -72,20 +69,21 @@ class RemoteProcessGroup:
         """Marks it as not needed any more; the groups of the ranks end with their mesh."""
         self.dropped = True
 
-    def number_in(self, mesh: "Mesh") -> int | None:
-        """Returns the dimension of a mesh along which its ranks have the same groups, or None."""
-        [dim] = self.dims
-        if not mesh.shares_processes(self.mesh) or dim not in mesh.layout.names:
+    def numbers_in(self, mesh: "Mesh") -> tuple[int, ...] | None:
+        """Returns the dimensions of a mesh along which its ranks have the same groups, or None."""
+        if not mesh.shares_processes(self.mesh) or not set(self.dims) <= set(mesh.layout.names):
             return None
-        return mesh.layout.names.index(dim) if _lines(mesh, dim) <= _lines(self.mesh, dim) else None
+        is_part = _groups(mesh, self.dims) <= _groups(self.mesh, self.dims)
+        return tuple(sorted(mesh.layout.names.index(name) for name in self.dims)) if is_part else None
 
 
-def _lines(mesh: "Mesh", dim: str) -> set[tuple[int, ...]]:
-    """Returns the members of a mesh that differ in one dimension alone, for each place in the others."""
-    members, shape, number = mesh.members, mesh.layout.shape, mesh.layout.names.index(dim)
-    step, size = prod(shape[number + 1 :]), shape[number]
-    starts = [start for start in range(len(members)) if start // step % size == 0]
-    return {members[start : start + step * size : step] for start in starts}
+def _groups(mesh: "Mesh", dims: Sequence[str]) -> set[frozenset[int]]:
+    """Returns the sets of the members of a mesh that differ in these dimensions alone."""
+    others = [number for number, name in enumerate(mesh.layout.names) if name not in dims]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for member, point in zip(mesh.members, product(*map(range, mesh.layout.shape)), strict=True):
+        groups.setdefault(tuple(point[number] for number in others), []).append(member)
+    return set(map(frozenset, groups.values()))
 
 
 class RemoteArguments:
@@ -117,13 +115,13 @@ class RemoteArguments:
     def _group_of(self, value: object) -> object:
         if not isinstance(value, RemoteProcessGroup):
             return value
-        number = value.number_in(self.mesh)
-        if number is None:
+        numbers = value.numbers_in(self.mesh)
+        if numbers is None:
             raise RankTensorError(
                 "WRONG_MESH",
                 f"{self._name}: a process group of {value.mesh!r} is an argument, and {self.mesh!r} runs it",
             )
-        return GroupOf((number,))
+        return GroupOf(numbers)
 
     def _substitute(self, value: object) -> object:
         if isinstance(value, MeshTensor):

@@ -14,6 +14,7 @@ from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map_only
 
 from monarch_nb.runtime import current_runtime
 from monarch_nb.tensor.commands import GroupOf, Number, TensorOf, mapped
+from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.propagation import MeshLayout, Meta, own_values
 from monarch_nb.wire import encode, error_line
 
@@ -142,7 +143,11 @@ def fill_in(value: T, tensor: Callable[[Number], DTensor], mesh: DeviceMesh, sha
             return dtensor if leaf.sharded else local
         if isinstance(leaf, OpaqueRef):
             return OpaqueRef.of_key(mapped(leaf.key, fill))
-        return mesh.get_group(leaf.dims[0]) if isinstance(leaf, GroupOf) else leaf
+        if isinstance(leaf, GroupOf):
+            member = current_runtime().feature(GROUPS).membership
+            assert member is not None  # only ranks of a mesh run functions
+            return member.world.group_along(mesh, leaf.dims)
+        return leaf
 
     return mapped(value, fill)
 
