@@ -399,7 +399,7 @@ def test_handles_that_are_no_more_are_freed_on_the_ranks(procs: ProcMesh, t: Any
     assert both(t) == [[1, 1], [2, 2]]
 
 
-def test_an_error_of_a_function_shows_the_line_on_the_rank_that_raised(t: Any) -> None:
+def test_an_error_of_a_function_shows_the_line_on_its_rank(t: Any) -> None:
     def halves(part: torch.Tensor) -> None:
         raise ValueError("no halves")  # the line of the rank
 

@@ -215,7 +215,7 @@ def test_arguments_of_remote_functions_are_trees_and_closures(mesh: Mesh, t: Any
     assert word == "second"
 
 
-def test_a_group_of_a_mesh_serves_functions_on_a_part_with_the_same_groups(mesh: Mesh) -> None:
+def test_a_group_serves_functions_on_a_part_with_equal_groups(mesh: Mesh) -> None:
     def summed(part: torch.Tensor, group: Any) -> torch.Tensor:
         torch.distributed.all_reduce(part, group=group)
         return part

@@ -110,7 +110,7 @@ def test_values_go_from_stream_to_stream_in_order(procs: ProcMesh, rank: monarch
 
 
 @pytest.mark.parametrize("begin", [0, 1])
-def test_a_value_goes_to_a_stream_of_ranks_that_lack_its_own(procs: ProcMesh, begin: int) -> None:
+def test_a_value_goes_to_a_stream_of_other_ranks(procs: ProcMesh, begin: int) -> None:
     side, first, receivers = monarch_nb.Stream("other"), procs.slice(gpus=0), procs.slice(gpus=slice(begin, 2))
     with first.activate():
         moved: Any = (torch.ones(2) * 3).to_mesh(receivers, stream=side)

@@ -79,10 +79,10 @@ class RemoteProcessGroup:
 
 def _groups(mesh: "Mesh", dims: Sequence[str]) -> set[frozenset[int]]:
     """Returns the sets of the members of a mesh that differ in these dimensions alone."""
-    others = [number for number, name in enumerate(mesh.layout.names) if name not in dims]
+    rest = [number for number, name in enumerate(mesh.layout.names) if name not in dims]
     groups: dict[tuple[int, ...], list[int]] = {}
     for member, point in zip(mesh.members, product(*map(range, mesh.layout.shape)), strict=True):
-        groups.setdefault(tuple(point[number] for number in others), []).append(member)
+        groups.setdefault(tuple(point[number] for number in rest), []).append(member)
     return set(map(frozenset, groups.values()))
 
 
