@@ -145,9 +145,9 @@ def _settle(cord: int) -> None:
 def _import_and_serve(control: socket.socket, cord: int) -> int:
     preloads = worth_importing()
     imported = import_all((*ENGINE, *AT_FIRST_USE, *preloads) if preloads else ENGINE)
-    later = WORTH_IMPORTING_LATER if "torch" in imported else () if preloads else AT_FIRST_USE
+    deferred = WORTH_IMPORTING_LATER if "torch" in imported else () if preloads else AT_FIRST_USE
     gc.collect()
-    return _serve_all(control, cord, imported, [partial(_import_later, name) for name in later], QUIET_S)
+    return _serve_all(control, cord, imported, [partial(_import_later, name) for name in deferred], QUIET_S)
 
 
 def _serve_all(
