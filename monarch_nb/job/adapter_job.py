@@ -145,6 +145,14 @@ class AdapterJob(JobTrait):
         self._use: FolderUse | None = None
         _jobs.add(self)
 
+    def __getstate__(self) -> dict[str, object]:
+        # A copy connects anew, as a job from a file does: futures and connections belong to this program.
+        return {name: value for name, value in super().__getstate__().items() if name not in self._transient}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._restored()
+
     @property
     def _adapter(self) -> JobAdapter:
         return adapter_of(self._kind)

@@ -492,6 +492,9 @@ class JobMounts:
     def __init__(self) -> None:
         self._open: dict[tuple[WantedMount, str], MountHandler | GatherMount] = {}
 
+    def __reduce__(self) -> tuple[type["JobMounts"], tuple[()]]:
+        return JobMounts, ()  # a copy of the job opens its own
+
     def follow(self, mounts: Iterable[WantedMount], meshes: Mapping[str, HostMesh]) -> None:
         """Opens new mounts, closes those no longer requested, and copies changes of the others; blocks.
 

@@ -31,7 +31,7 @@ from monarch_nb.job.adapter import (
 )
 from monarch_nb.job.adapter_job import AdapterForm, AdapterJob
 from monarch_nb.job.report import read_report
-from monarch_nb.job.trait import BATCH_FILE, JobState, JobTrait
+from monarch_nb.job.trait import BATCH_FILE, JobTrait
 
 BATCH = "MONARCH_BATCH_JOB"
 _ENDING_S = 2.0  # for a worker to end all its processes, which it does at once; then it is killed itself
@@ -75,9 +75,11 @@ class ProcessJob(AdapterJob):
                 self._agents[name] = agent_of_process(started.pid, started.channel)
         self._adopted |= self._host_to_pid.keys()
 
-    def _state(self) -> JobState:
-        self._adopt()
-        return super()._state()
+    def apply(self, client_script: str | None = None) -> None:
+        """Starts the workers, unless the job runs already."""
+        with self._one_thread:
+            super().apply(client_script)
+            self._adopt()  # before the job is saved: its file names the workers
 
     def _kill(self) -> None:
         self._adopt()
@@ -101,9 +103,13 @@ class LoginJob(ProcessJob):
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
             raise RuntimeError("a LoginJob runs no client scripts")
-        for mesh, machines in self._options.get("machines", {}).items():
-            for name, machine in zip(self._names(mesh), machines, strict=True):
-                self._host_to_pid[name] = self._start_host(machine)
+        try:
+            for mesh, machines in self._options.get("machines", {}).items():
+                for name, machine in zip(self._names(mesh), machines, strict=True):
+                    self._host_to_pid[name] = self._start_host(machine)
+        except BaseException:  # an interrupt too: no worker of a half-made job may stay
+            self._kill()
+            raise
 
     def _start_host(self, host: str) -> ProcessState:
         """Starts a worker on this host; returns a process of this machine that ends with it, and its address."""

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +17,7 @@ from typing import Any
 
 import pytest
 
-from monarch._src.job.job import LoginJob
 from monarch_nb.actor import Actor, SupervisionError, endpoint
-from monarch_nb.host.preemption import END
 from monarch_nb.job import (
     JobFileError,
     JobState,
@@ -31,11 +28,8 @@ from monarch_nb.job import (
     job_load,
     job_loads,
     load_current_job,
-    new_service_proc_id,
-    service_proc_addr,
     set_current_job,
 )
-from monarch_nb.job.process import ProcessState
 from monarch_nb.job.record import lock_of
 from tests.cluster.fault_tools import ROOT, SOON
 from tests.cluster.worker_tools import light_host, start_worker, where  # noqa: F401 - a fixture
@@ -520,60 +514,3 @@ def test_each_state_has_host_meshes_of_its_own_that_stop_alone() -> None:
         until(lambda: not any(alive(pid) for pid in second_pids), "the end of what ran on the second")
     finally:
         job.kill()
-
-
-class OwnWorkers(ProcessJob):
-    """Starts its own workers, as some programs of torchmonarch do."""
-
-    def _create(self, client_script: str | None) -> None:
-        self._tmpdir = tempfile.mkdtemp(prefix="own")
-        address = service_proc_addr(f"ipc://{self._tmpdir}/hosts_0", new_service_proc_id())
-        self.process = start_worker(address)
-        self._host_to_pid["hosts_0"] = ProcessState(self.process.pid, address)
-
-
-class OwnMachines(LoginJob):
-    """Has a machine of each name, as own kinds of jobs of torchmonarch's programs do; all of them are here."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self._folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def _start_host(self, host: str) -> ProcessState:
-        address = f"ipc://{self._folder}/{host}"
-        self.processes.append(start_worker(address))
-        return ProcessState(self.processes[-1].pid, address)
-
-
-def test_a_login_job_starts_its_machines_as_its_class_says() -> None:
-    with tempfile.TemporaryDirectory(prefix="own") as folder:  # a short path, for sockets
-        job = OwnMachines(folder)
-        job.add_mesh("trainers", ["one", "two"])
-        try:
-            trainers = job.state(cached_path=None).trainers
-            assert trainers.extent == {"hosts": 2}
-            assert len({*where(trainers.spawn_procs()).pid.call().get(60).values()}) == 2
-            assert pids_of(job) == [process.pid for process in job.processes]
-        finally:
-            job.kill()
-            for process in job.processes:
-                assert process.wait(SOON) in (0, -END)
-    with pytest.raises(NotImplementedError, match="_start_host"):
-        LoginJob()._start_host("one")
-
-
-@pytest.mark.slow
-def test_jobs_may_start_their_own_workers_and_learn_of_their_shutdown() -> None:
-    job = OwnWorkers({"hosts": 1})
-    try:
-        hosts = job.state(cached_path=None).hosts
-        assert pids_of(job) == [job.process.pid]
-        assert len(where(hosts.spawn_procs()).pid.call().get(60)) == 1
-        assert hosts._inner_host_mesh is hosts
-        hosts.shutdown().get(SOON)
-        assert hosts._inner_host_mesh is None
-    finally:
-        job.kill()
-        assert job.process.wait(SOON) in (0, -END)
-        shutil.rmtree(job._tmpdir)
