@@ -100,8 +100,8 @@ class HostMesh(MeshTrait):
 
     @property
     def stream_logs(self) -> bool:
-        """Always True: the output of processes here is sent to their spawner; see logging_option."""
-        return True
+        """Always False, as no mesh of torchmonarch is made with it: output is sent to the spawner all the same."""
+        return False
 
     def _new_with_region(self, region: Region) -> Self:
         return self._of(self._record, region, self._python, owned=False)
@@ -127,7 +127,10 @@ class HostMesh(MeshTrait):
     def _check_owned(self, operation: str) -> None:
         self._check_usable()
         if not self._owned:
-            raise RuntimeError(f"only the owner of a host mesh can {operation} it, not a slice or a reference")
+            raise RuntimeError(
+                f"cannot {operation} `HostMesh` that is a reference instead of owned: call this on the whole mesh, where "
+                f"it was attached or came from a job, and not on a slice or a received mesh"
+            )
 
     def spawn_procs(
         self,

@@ -60,7 +60,7 @@ def test_host_meshes_are_equal_by_what_they_are() -> None:
     assert pickle.loads(pickle.dumps(this_host())) == this_host()
     assert isinstance(this_host(), HostMesh)
     assert len(this_host().region.slice()) == 1
-    assert this_host().is_fake_in_process is False
+    assert (this_host().is_fake_in_process, this_host().stream_logs) == (False, False)
     assert this_host().initialized.get(20) is True
 
 
