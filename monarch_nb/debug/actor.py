@@ -1,11 +1,12 @@
 """The debugger as an actor: one for each program, in its client's process, for all actors of the program."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_nb._deferred import asyncio
 from monarch_nb.debug.api import Group
-from monarch_nb.debug.records import Stopped
+from monarch_nb.debug.records import DebugError, Stopped
 from monarch_nb.debug.render.groups import pick
 from monarch_nb.debug.service import controller
 from monarch_nb.lifecycle import get_or_spawn_controller
@@ -45,20 +46,27 @@ class DebugController(Actor):
             pass
 
     @concurrent_endpoint
-    async def run(self, command: str, actor_name: str | None = None, ranks: str = "all") -> str:
-        """Sends a prompt command (`p loss`, `n`, `c`) to stopped ranks of an actor, as in "3", "0:4" or "gpus=0:2";
-        to all that is stopped without a name. Gives the text of the answers, with equal ones together.
+    async def run(self, command: str, actor_name: str | None = None, ranks: "str | int | Sequence[int]" = "all") -> str:
+        """Sends a prompt command (`p loss`, `n`, `c`) to stopped ranks of an actor: 3, [0, 2], "0:4" or "gpus=0:2"; to
+        all that is stopped without a name. Gives the text of the answers, with equal ones together.
 
         Raises DebugError where nothing of it is stopped.
         """
+        selection = ranks if isinstance(ranks, str) else _selection([ranks] if isinstance(ranks, int) else ranks)
 
         def candidates() -> "list[Stopped]":
             records = controller().stopped.records()
             return records if actor_name is None else [record for record in records if record.name == actor_name]
 
-        keys = {(record.mesh, record.rank, record.thread) for record in pick(candidates(), ranks)}
+        keys = {(record.mesh, record.rank, record.thread) for record in pick(candidates(), selection)}
         group = Group(lambda: [record for record in candidates() if (record.mesh, record.rank, record.thread) in keys])
         return (await asyncio.to_thread(group.run, command)).text
+
+
+def _selection(ranks: Sequence[int]) -> str:
+    if not ranks or not all(isinstance(rank, int) for rank in ranks):
+        raise DebugError(f"ranks={ranks!r}: write a rank (3), several ([0, 2]), or text as in gpus=0:4")
+    return ",".join(map(str, ranks))
 
 
 def _info(record: Stopped) -> DebugSessionInfo:

@@ -128,8 +128,8 @@ class HostMesh(MeshTrait):
         self._check_usable()
         if not self._owned:
             raise RuntimeError(
-                f"cannot {operation} `HostMesh` that is a reference instead of owned: call this on the whole mesh, where "
-                f"it was attached or came from a job, and not on a slice or a received mesh"
+                f"cannot {operation} `HostMesh` that is a reference instead of owned: call this on the whole mesh, "
+                f"where it was attached or came from a job, and not on a slice or a received mesh"
             )
 
     def spawn_procs(

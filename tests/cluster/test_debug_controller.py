@@ -60,7 +60,13 @@ def test_commands_go_to_the_ranks_that_are_meant(trainers: Any) -> None:
     future = trainers.step.call(1)
     stopped(3)
     controller = debug_controller()
-    assert "2" in controller.run.call_one("p loss", "trainers", "1").get(SECONDS)
+    for rank in ("1", 1, [1], range(1, 2)):
+        assert controller.run.call_one("p rank", "trainers", rank).get(SECONDS) == "1"
+    assert controller.run.call_one("p rank", "trainers", (0, -1)).get(SECONDS).split() == ["0", "gpus=0", "2", "gpus=2"]
+    wrong: Any
+    for wrong in ([], {"gpus": 1}, None):
+        with pytest.raises(ActorError, match="write a rank"):
+            controller.run.call_one("p loss", "trainers", wrong).get(SECONDS)
     assert "go on" in controller.run.call_one("c", "trainers", "gpus=0:2").get(SECONDS)
     assert [info.rank for info in controller.list.call_one(print_output=False).get(SECONDS)] == [2]
     assert "goes on" in controller.run.call_one("c").get(SECONDS)

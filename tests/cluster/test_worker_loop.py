@@ -103,9 +103,9 @@ def test_slices_and_copies_neither_stop_nor_shut_down(folder: Path) -> None:
     with workers_at(address):
         hosts = attach(address)
         for part in (hosts.slice(hosts=0), hosts.slice(hosts=slice(0, 1))):
-            with pytest.raises(RuntimeError, match="^cannot shut down `HostMesh` that is a reference instead of owned"):
+            with pytest.raises(RuntimeError, match="cannot shut down `HostMesh` that is a reference instead of owned"):
                 part.shutdown()
-            with pytest.raises(RuntimeError, match="^cannot stop `HostMesh` that is a reference instead of owned"):
+            with pytest.raises(RuntimeError, match="cannot stop `HostMesh` that is a reference instead of owned"):
                 part.stop()
 
         async def main() -> None:
