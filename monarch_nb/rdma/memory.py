@@ -102,7 +102,7 @@ def move_bytes(target: Memory, source: Memory) -> None:
     gpu.copy(target.address, source.address, target.size, device=device, after=stream)
 
 
-class _NoMemoryError(TypeError, ValueError):
+class BufferTypeError(TypeError, ValueError):
     """An object has no memory of its own; torchmonarch's error is a ValueError."""
 
 
@@ -118,7 +118,7 @@ def memory_of(data: Any, *, writable: bool = False, what: str = "data") -> Memor
     try:
         view = memoryview(data)
     except TypeError:
-        raise _NoMemoryError(
+        raise BufferTypeError(
             f"{what} must be a contiguous tensor, array, bytearray or memoryview, not {type(data).__name__}"
         ) from None
     if not view.c_contiguous:

@@ -72,8 +72,9 @@ def test_memory_with_gaps_or_none_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match="is an Elsewhere, which has no memory of its own: use its local part"):
         memory_of(torch.Tensor._make_wrapper_subclass(elsewhere, (2,)))
     for kind in (TypeError, ValueError):  # torchmonarch's is a ValueError
-        with pytest.raises(kind, match="not str"):
+        with pytest.raises(kind, match="not str") as caught:
             memory_of("text")
+        assert caught.type.__name__ == "BufferTypeError"  # which nobody takes for memory that has run out
 
 
 def test_empty_memory_has_no_bytes() -> None:
