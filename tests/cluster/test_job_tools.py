@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 
 
 def test_a_command_runs_on_every_rank_with_its_output_here(host: Any, capfd: Any) -> None:
-    script = "echo $MONARCH_RANK_x of $MONARCH_SIZE_x $WORD; echo oops >&2; exit $MONARCH_RANK_x"
-    future = exec_command(host, ["sh", "-c", script], env={"WORD": "yes"}, per_host={"x": 3})
+    script = "echo $MONARCH_RANK_x of $MONARCH_SIZE_x $WORD$HOME; echo oops >&2; exit $MONARCH_RANK_x"
+    future = exec_command(host, ["sh", "-c", script], env={"WORD": "yes", "HOME": None}, per_host={"x": 3})
     assert future.get(SOON) == 2
     output = capfd.readouterr()
     assert sorted(output.out.splitlines()) == ["0 of 3 yes", "1 of 3 yes", "2 of 3 yes"]
@@ -80,7 +80,7 @@ def test_a_script_goes_on_after_the_death_of_a_commands_process(tmp_path: Path) 
 def test_python_runs_in_the_programs_interpreter(host: Any, tmp_path: Path, capfd: Any) -> None:
     script = tmp_path / "tell.py"
     script.write_text("import sys; print(sys.executable, sys.argv[1:]); sys.exit(3)")
-    assert exec_command(host, [str(script), "a b"]).get(SOON) == 3
+    assert exec_command(host, [script, "a b"]).get(SOON) == 3
     assert capfd.readouterr().out == f"{sys.executable} ['a b']\n"
 
 
@@ -91,6 +91,11 @@ def test_a_program_that_is_not_there_is_status_127(host: Any, capfd: Any) -> Non
         exec_command(host, "ls")
     with pytest.raises(ValueError, match="not both"):
         exec_command(host, ["ls"], rank=0, point={"hosts": 0})
+    for words, env, message in ((["echo", 5], {}, "not int"), (["true"], {"A": 1}, "takes text, and 'A': 1 is not")):
+        with pytest.raises(TypeError, match=message):
+            exec_command(host, words, env=env)
+    with pytest.raises(TypeError, match="takes text"):
+        shell(host, env={"A": 1})
 
 
 # -- shells

@@ -16,6 +16,7 @@ import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from monarch_nb.host.command import check_environment
 from monarch_nb.mesh import HostMesh, spawn_helpers
 from monarch_nb.runtime import (
     Actor,
@@ -51,6 +52,12 @@ def rank_environment() -> dict[str, str]:
     return {**coordinates, **{f"MONARCH_SIZE_{label}": str(size) for label, size in sizes}}
 
 
+def _variables(env: Mapping[str, str | None]) -> dict[str, str]:
+    """Returns the environment of a command on this rank; None in `env` removes a variable."""
+    merged = {**os.environ, **rank_environment(), **env}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
 def usable_folder(workdir: str | None, client_folder: str) -> str | None:
     """Returns the requested folder, or else the client's, if this machine has it."""
     return workdir or (client_folder if os.path.isdir(client_folder) else None)
@@ -63,15 +70,14 @@ class CommandActor(Actor):
     def run(
         self,
         command: list[str],
-        env: dict[str, str],
+        env: dict[str, str | None],
         workdir: str | None,
         client_folder: str,
         output_dir: str | None,
         port: "Port[Line]",
     ) -> int:
         """Returns the exit status, 128 + n for signal n. Sends lines of output to the port, or to `output_dir`."""
-        rank_variables = rank_environment()
-        variables = {**os.environ, **rank_variables, **env}
+        variables = _variables(env)
         folder = usable_folder(workdir, client_folder)
         try:
             if output_dir is None:
@@ -121,8 +127,8 @@ class CommandActor(Actor):
 
 def exec_command(
     host_mesh: HostMesh,
-    cmd: Sequence[str],
-    env: Mapping[str, str] | None = None,
+    cmd: "Sequence[str | os.PathLike[str]]",
+    env: Mapping[str, str | None] | None = None,
     workdir: str | None = None,
     output_dir: str | None = None,
     rank: int | None = None,
@@ -134,10 +140,13 @@ def exec_command(
     It begins at once, whether or not the future is awaited, on processes of its own, which are stopped when it has
     ended; `cancel()` of the future ends it. `x.py` and `-m` run in this program's interpreter there. Output is written
     here line by line, or to `stdout.txt` and `stderr.txt` in `output_dir`, where $SUBDIR stands for the place in the
-    mesh. The status of an unknown program is 127. Raises ValueError for no command, and for both `rank` and `point`.
+    mesh. The status of an unknown program is 127. None in `env` removes a variable. Raises ValueError for no command,
+    and for both `rank` and `point`; TypeError for words, or an environment, that are not text.
     """
     if isinstance(cmd, str) or not cmd:
         raise ValueError("exec_command takes a command as a list, such as ['nvidia-smi', '-L']")
+    command = [os.fsdecode(word) for word in cmd]
+    check_environment(env or {}, "exec_command(env=...)")
     if rank is not None and point is not None:
         raise ValueError("exec_command takes rank or point, not both")
     hosts: Any = host_mesh
@@ -145,7 +154,7 @@ def exec_command(
         hosts = hosts.slice(**point)
     elif rank is not None:
         hosts = hosts.flatten("rank").slice(rank=rank)
-    future: Future[int] = pending_future(describe=lambda: f"{' '.join(map(str, cmd))} runs")
+    future: Future[int] = pending_future(describe=lambda: f"{' '.join(command)} runs")
     calls: list[Future[Any]] = []
 
     def cancel(future: Future[Any]) -> bool:
@@ -164,7 +173,7 @@ def exec_command(
 
     def work() -> None:
         try:
-            resolve_future(future, _run(hosts, list(cmd), dict(env or {}), workdir, output_dir, per_host, begun))
+            resolve_future(future, _run(hosts, command, dict(env or {}), workdir, output_dir, per_host, begun))
         except BaseException as error:
             fail_future(future, error)
 
@@ -177,7 +186,7 @@ def exec_command(
 def _run(
     hosts: HostMesh,
     command: list[str],
-    env: dict[str, str],
+    env: dict[str, str | None],
     workdir: str | None,
     output_dir: str | None,
     per_host: Mapping[str, int] | None,
@@ -225,7 +234,7 @@ class ShellActor(Actor):
     def start(
         self,
         output: "Port[Output]",
-        env: dict[str, str],
+        env: dict[str, str | None],
         workdir: str | None,
         client_folder: str,
         terminal: str,
@@ -235,7 +244,7 @@ class ShellActor(Actor):
         port, receiver = Channel[Input].open()
         master, slave = os.openpty()
         _resize(master, size)
-        variables = {**os.environ, **rank_environment(), **env, "TERM": terminal}
+        variables = {**_variables(env), "TERM": terminal}
         program = variables.get("SHELL", "") or "/bin/sh"
         try:
             self._process = subprocess.Popen(
@@ -352,13 +361,16 @@ def _resizes(fd: int, port: "Port[Input]") -> Iterator[None]:
         signal.signal(signal.SIGWINCH, before)
 
 
-def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
+def shell(
+    host_mesh_singleton: HostMesh, *, env: Mapping[str, str | None] | None = None, workdir: str | None = None
+) -> int:
     """Runs an interactive shell ($SHELL over there) on one host, at this process's terminal; returns its exit status.
 
     Without `workdir` it begins in this process's folder, if it exists there. Blocks until the shell ends. At the end of
     the input, typed commands get a second to finish before the foreground program is hung up.
-    Raises ValueError for a mesh of several hosts.
+    Raises ValueError for a mesh of several hosts, TypeError for an environment that is not text.
     """
+    check_environment(env or {}, "shell(env=...)")
     if len(host_mesh_singleton) != 1:
         raise ValueError(f"shell takes a singleton HostMesh, not one of {len(host_mesh_singleton)} hosts: slice it")
     stdin, stdout = sys.stdin.fileno(), sys.stdout.fileno()
