@@ -89,6 +89,13 @@ def test_jobs_are_given_on_rank_0_only_and_misfits_are_refused(tmp_path: Path, m
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=r"WORLD_SIZE \(3\) must be divisible by LOCAL_WORLD_SIZE \(2\)"):
         StoreJob.from_store(store)
+    for misfit in ({"rank": 3}, {"rank": -1}, {"local_rank": 2}, {"world_size": 0}, {"local_world_size": 0}):
+        with pytest.raises(ValueError, match="must be below"):
+            StoreJob.from_store(store, **misfit)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ValueError, match="RANK='first' is not a whole number"):
+        StoreJob.from_store(store)
+    monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="transport='ib' is none of 'ipc', 'tcp'"):
         StoreJob.from_store(store, world_size=2, transport="ib")
     assert not list(tmp_path.iterdir())

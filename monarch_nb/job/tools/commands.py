@@ -54,8 +54,8 @@ def rank_environment() -> dict[str, str]:
 
 def _variables(env: Mapping[str, str | None]) -> dict[str, str]:
     """Returns the environment of a command on this rank; None in `env` removes a variable."""
-    merged = {**os.environ, **rank_environment(), **env}
-    return {name: value for name, value in merged.items() if value is not None}
+    variables = {**os.environ, **rank_environment(), **env}
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def usable_folder(workdir: str | None, client_folder: str) -> str | None:

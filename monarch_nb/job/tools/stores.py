@@ -81,6 +81,11 @@ class StoreJob(JobTrait):
         """
         world, size = _number("WORLD_SIZE", world_size), _number("LOCAL_WORLD_SIZE", local_world_size)
         mine, local = _number("RANK", rank), _number("LOCAL_RANK", local_rank)
+        if not (0 <= mine < world and 0 <= local < size):
+            raise ValueError(
+                f"RANK ({mine}) must be below WORLD_SIZE ({world}), and LOCAL_RANK ({local}) below LOCAL_WORLD_SIZE "
+                f"({size}); none is negative"
+            )
         if world % size:
             raise ValueError(f"WORLD_SIZE ({world}) must be divisible by LOCAL_WORLD_SIZE ({size})")
         if transport != "ipc" and transport not in _ENCRYPTED:
@@ -144,7 +149,10 @@ def _number(name: str, value: int | None) -> int:
             f"StoreJob.from_store needs {name}, which torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE), "
             f"or the argument {name.lower()}="
         )
-    return int(text)
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} is not a whole number") from None
 
 
 def _key(store: StoreLike, *, first: bool) -> bytes:
