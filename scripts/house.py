@@ -183,8 +183,8 @@ def modules_of_a_call() -> int:
 
 
 FIGURES = (
-    Figure("files of monarch_nb and kernel_ext", files, 520, 600),
-    Figure("lines of monarch_nb and kernel_ext", lambda: lines(*SOURCES), 123_050, 74_000),
+    Figure("files of monarch_nb and kernel_ext", files, 521, 600),
+    Figure("lines of monarch_nb and kernel_ext", lambda: lines(*SOURCES), 123_100, 74_000),
     Figure("`Any` per thousand lines, the word", any_per_thousand_lines, 8.8, 9),
     Figure("tell, hear, heed, story and their kin", house_words, 13, 60),
     Figure("names that are pronouns, adverbs or participles", vague_names, 300, 300),
@@ -194,7 +194,7 @@ FIGURES = (
     Figure("Protocols with one implementation", single_protocols, 10, 12),
     Figure("class names used more than once", repeated_class_names, 5, 25),
     Figure("circles of imports", circles_of_imports, 0, 0),
-    Figure("lines of tests", lambda: lines("tests"), 91_800, 54_000),
+    Figure("lines of tests", lambda: lines("tests"), 91_820, 54_000),
     Figure("names of tests of twelve words and more", long_test_names, 0, 0),
     Figure("modules that a call and its reply pass", modules_of_a_call, 13, 14),
 )

@@ -165,7 +165,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
 # Missing parts: whole modules.
 MODULES: dict[str, str] = {
     "monarch._src.actor.proc_launcher": _LAUNCHERS,
-    "monarch._testing": "the inside of torchmonarch",
     "monarch.controller": _TENSORS,
     "monarch.distributed_telemetry": _SQL,
     "monarch.experimental": "what torchmonarch calls experimental",

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import monarch_nb
+from monarch._testing import TestingContext
 from monarch_nb.actor import Actor, ProcMesh, context, endpoint, this_host
 from monarch_nb.distributed import Mesh, RankTensorError, TensorError
 from monarch_nb.mesh import ValueMesh
@@ -18,6 +20,7 @@ from monarch_nb.runtime import Future, pending_future, resolve_future, resolve_l
 from monarch_nb.shape import Extent
 from monarch_nb.tensor.commands import CommandBatch
 from tests.polling import until
+from tests.processes import alive
 
 pytestmark = pytest.mark.timeout(120)
 generators: Any = importlib.import_module("monarch.random")
@@ -417,3 +420,22 @@ def test_an_error_behind_a_batch_without_operations_is_raised_once(alone: Mesh) 
     with pytest.raises(TensorError, match="division by zero"):
         alone.execute(lambda: 1 / 0)
     alone.stream.synchronise()
+
+
+class Pid(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_a_testing_context_has_meshes_of_local_hosts_and_ends_them() -> None:
+    with TestingContext() as testing:
+        with testing.local_device_mesh(2, 1) as mesh:
+            assert mesh.names == ("host", "gpu")
+            assert monarch_nb.fetch_shard(mesh.rank("host") + 1, host=1, gpu=0).result(30).item() == 2
+            pids = [pid for _, pid in mesh.procs.spawn("pids", Pid).pid.call().get(30).items()]
+        with testing.local_device_mesh(2, 1, activate=False) as reused:
+            assert reused.procs == mesh.procs
+        with pytest.raises(ZeroDivisionError), testing.local_device_mesh(2, 1):
+            raise ZeroDivisionError
+    until(lambda: not any(map(alive, pids)), "its processes have ended")
