@@ -300,12 +300,14 @@ def test_an_interrupt_frees_a_stream_that_waits_for_other_ranks(
     @monarch_nb.remote(propagate="inspect")
     def left_alone(group: Any) -> None:
         if torch.distributed.get_rank() == 0:
+            (tmp_path / "alone").touch()
             torch.distributed.barrier(group=group)
 
     with side.activate(), procs.activate():
         left_alone(rank.mesh.process_group("gpus"))
         end = monarch_nb.fetch_shard(y, gpus=0)
     assert monarch_nb.inspect(x + 1, gpus=0).tolist() == 2
+    until((tmp_path / "alone").exists)  # an interrupt ends only what has begun
     with procs.activate():
         meet(tmp_path / "begun", tmp_path / "never")
     until(lambda: all((tmp_path / f"begun{number}").exists() for number in range(2)))
