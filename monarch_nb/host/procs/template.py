@@ -103,14 +103,8 @@ def _be_early(full: socket.socket, light: socket.socket | None, cord: int, log: 
     if light is None:
         return _import_and_serve(full, cord)
     import_all(ENGINE)
-
-    def fork_full() -> None:
-        if _fork_full(full, cord, light):
-            select.select([full], [], [], HOLD_S)
-            os._exit(_import_and_serve(full, cord))
-
     # The first proc waits for no other fork; there is hardly any garbage to collect.
-    return _serve_all(light, cord, [], [fork_full], REQUEST_S)
+    return _serve_all(light, cord, [], [partial(_fork_full, full, cord, light)], REQUEST_S)
 
 
 def can_fork_early() -> bool:
@@ -118,13 +112,13 @@ def can_fork_early() -> bool:
     return not portable() and thread_count() == 1
 
 
-def _fork_full(control: socket.socket, cord: int, light: socket.socket) -> bool:
-    """Forks the template proper, as an orphan for the agent to adopt. Returns whether this is it."""
+def _fork_full(control: socket.socket, cord: int, light: socket.socket) -> None:
+    """Forks the template proper, as an orphan for the agent to adopt. Returns in the light template alone."""
     middle = os.fork()
     if middle:
         control.close()
         os.waitpid(middle, 0)
-        return False
+        return
     if os.fork():
         os._exit(0)
     light.close()
@@ -132,7 +126,8 @@ def _fork_full(control: socket.socket, cord: int, light: socket.socket) -> bool:
     die_with_pipe(cord)
     install(held_back(os.environ))
     control.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
-    return True
+    select.select([control], [], [], HOLD_S)
+    os._exit(_import_and_serve(control, cord))
 
 
 def _settle(cord: int) -> None:

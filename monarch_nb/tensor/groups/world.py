@@ -227,10 +227,8 @@ class TorchGroups:
         """Returns the group of the ranks that differ in these coordinates of a mesh; all of them call this."""
         if len(dims) == 1:
             return mesh.get_group(dims[0])
-        members = tuple(int(rank) for rank in _members_along(mesh, dims, self.rank))
-        if members not in self._lines:
-            self._lines[members] = self._group(f"ranks {members}", list(members))
-        return _resolve_process_group(self._lines[members])
+        members = _members_along(mesh, dims, self.rank)
+        return _resolve_process_group(self._line(f"ranks {members}", members))
 
     def drop(self, name: str) -> None:
         """Removes a mesh from later generations."""
@@ -264,15 +262,16 @@ class TorchGroups:
         Meshes share the groups of equal members, since each process executes its commands in one order.
         PyTorch's own names count the groups of a process, which differ between ranks that share no mesh.
         """
-        names = []
-        for dim in range(mesh.ndim):
-            members = tuple(int(rank) for rank in _members_along(mesh, [dim], self.rank))
-            if members not in self._lines:
-                self._lines[members] = self._group(f"{name}/{dim}", list(members))
-            names.append(self._lines[members])
+        names = [self._line(f"{name}/{dim}", _members_along(mesh, [dim], self.rank)) for dim in range(mesh.ndim)]
         mesh._dim_group_names = names
         mesh._pg_registry = {group: _resolve_process_group(group) for group in names}
         self._unconnected.discard(name)
+
+    def _line(self, name: str, members: tuple[int, ...]) -> c10d.GroupName:
+        """Returns the group of these members; makes it, with this name, if there is none."""
+        if members not in self._lines:
+            self._lines[members] = self._group(name, list(members))
+        return self._lines[members]
 
     def _group(
         self, name: str, members: list[int], *, shared: bool = True, backend: str | None = None
@@ -316,13 +315,13 @@ def _backend_of(devices: Sequence[str]) -> str:
     return _SHARED
 
 
-def _members_along(mesh: DeviceMesh, dims: Sequence[int], rank: int) -> Sequence[int]:
+def _members_along(mesh: DeviceMesh, dims: Sequence[int], rank: int) -> tuple[int, ...]:
     """Returns the members of a mesh that differ from a rank in these coordinates at most."""
     ranks = mesh.mesh
     index = (ranks == rank).nonzero()[0].tolist()
     for dim in dims:
         index[dim] = slice(None)
-    return ranks[tuple(index)].flatten().tolist()
+    return tuple(ranks[tuple(index)].flatten().tolist())
 
 
 def _share_cores(processes: int) -> None:
